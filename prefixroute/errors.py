@@ -1,0 +1,118 @@
+"""Every deliberate error, by whose fault it is.
+
+The class says who is at fault (the operator, the request, the fleet, an upstream), `status` what a
+client is told, `code` the stable name in bodies, logs and metrics. Messages name settings and instances,
+never a header, a query or a prompt of a request: they end up in logs and in answers.
+"""
+
+from typing import ClassVar
+
+
+class PrefixRouteError(Exception):
+    """Base of all deliberate errors. `status`: HTTP status that answers it; `code`: stable snake_case name."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+
+class ConfigError(PrefixRouteError):
+    """The operator's configuration cannot be used. The command exits with `exit_code` and the message."""
+
+    code = "invalid_configuration"
+    exit_code: ClassVar[int] = 2
+
+
+class RequestError(PrefixRouteError):
+    """The request cannot be taken: the client's fault."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class BodyTooLargeError(RequestError):
+    """The body is longer than `limits.max_body_bytes`."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class UnauthorizedError(RequestError):
+    """No credential, or one that is not known."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class ForbiddenError(RequestError):
+    """The path is closed by configuration, such as engine control."""
+
+    status = 403
+    code = "forbidden"
+
+
+class TooManyRequestsError(RequestError):
+    """A limit of this router is reached; `retry_after_s` seconds (whole) go out as Retry-After."""
+
+    status = 429
+    code = "too_many_requests"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NoInstanceError(PrefixRouteError):
+    """No instance can take the request; `retry_after_s` seconds (whole) go out as Retry-After."""
+
+    status = 503
+    code = "no_instance"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class UpstreamError(PrefixRouteError):
+    """An instance failed the request.
+
+    `nothing_sent`: no byte of the request can have reached the instance, so any other one may be tried.
+    `reused`: it happened on a connection that had served an earlier request.
+    """
+
+    status = 502
+    code = "upstream_error"
+
+    def __init__(self, message: str, *, nothing_sent: bool = False, reused: bool = False) -> None:
+        super().__init__(message)
+        self.nothing_sent = nothing_sent
+        self.reused = reused
+
+
+class UpstreamUnreachableError(UpstreamError):
+    """No connection to the instance could be made. `timed_out`: silence rather than a refusal."""
+
+    code = "upstream_unreachable"
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message, nothing_sent=True)
+        self.timed_out = timed_out
+
+
+class UpstreamTimeoutError(UpstreamError):
+    """The instance was silent for longer than the limit that the message names."""
+
+    status = 504
+    code = "upstream_timeout"
+
+
+class UpstreamBrokenError(UpstreamError):
+    """The instance closed, reset or garbled the exchange. After the first relayed byte: recorded, not answered."""
+
+    code = "upstream_broken"
+
+
+class ListenError(PrefixRouteError):
+    """An address to listen on cannot be had. The command exits with `exit_code` and the message."""
+
+    code = "cannot_listen"
+    exit_code: ClassVar[int] = 1
