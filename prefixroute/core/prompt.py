@@ -1,0 +1,241 @@
+"""What a request asks for, as far as routing cares: `read_prompt` turns a body into a `Prompt`.
+
+- It only looks. The body is never changed and never judged: what cannot be understood gives a `Prompt`
+  without a key, which is routed by load, and `no_key` says why. Nothing raises.
+- **Four bytes of key are one token.** Text is taken as it is (about four bytes of UTF-8 a token); token ids
+  are packed in four bytes each.
+- Two keys may match only under the same `scope`: the engine shares no cache across models, adapters or salts.
+- Bodies above `MAX_PARSED_BYTES` are not parsed; see `scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, assert_never
+
+import orjson
+
+from prefixroute.core import canonical, scan
+from prefixroute.core.content import n_key_tokens
+
+# Parsing and rendering this much takes a few milliseconds, which every other stream has to wait.
+MAX_PARSED_BYTES = 1024 * 1024
+# No model answers at such length; what claims to is no estimate of anything.
+MAX_STATED_TOKENS = 1 << 24
+
+
+class Api(Enum):
+    """Which body grammar a route speaks."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    INVOCATIONS = "invocations"  # told apart by the body's shape
+    GENERATE = "generate"
+    POOLING = "pooling"
+    TOKENIZE = "tokenize"
+    OTHER = "other"
+
+
+class NoKeyCause(Enum):
+    """Why a prompt has no key. The values are metric labels."""
+
+    ENCODED = "encoded"  # Content-Encoding: never expanded here
+    NOT_JSON = "not_json"
+    NOT_AN_OBJECT = "not_an_object"
+    NO_PROMPT = "no_prompt"  # missing, empty, of another type, or embeddings
+    NOT_ROUTED = "not_routed"  # pooling, tokenization, the rest: by load
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What routing knows about one request.
+
+    Holds references to the body and its parsed messages, no copies of them, and so keeps both alive. Neither
+    they nor what is made from them show in `repr`.
+    """
+
+    model: str | None
+    """As the client names it, an adapter's name included; None if not a string, empty, or not found."""
+    scope: bytes = field(repr=False)
+    """What must be equal before two keys may match."""
+    key: bytes = field(repr=False)
+    """The prompt's material in the engine's order, four bytes a token; of a batch, the first prompt's."""
+    n_tokens: int
+    """Prompt tokens, estimated; of a batch, all of it. Never less than the key stands for."""
+    stream: bool = False
+    max_tokens: int | None = None
+    """The stated bound on the answer, in tokens."""
+    no_key: NoKeyCause | None = None
+    """None exactly when there is a key."""
+    session_id: str | None = None
+    prefix_aware_id: str | None = None
+    previous_response_id: str | None = None
+    body: bytes = field(default=b"", repr=False, compare=False)
+    messages: list[Any] | None = field(default=None, repr=False, compare=False)
+    """The `messages` array of a chat body that was parsed; odd items included."""
+
+    def prefix_bytes(self, n: int) -> bytes:
+        """What SageMaker's `PrefixLength` of `n` looks at; a shorter one whole.
+
+        OpenAI chat: the first `n` characters of the messages' text content, as UTF-8. Anything else, a chat
+        body too long to parse, and one without any text: the first `n` bytes of the body. Costs `n`, not the
+        length of the conversation.
+        """
+        left = max(n, 0)
+        pieces: list[str] = []
+        for text in _texts(self.messages or ()):
+            if left <= 0:
+                break
+            pieces.append(text[:left])
+            left -= len(text)
+        return "".join(pieces).encode() or self.body[: max(n, 0)]
+
+
+def read_prompt(
+    api: Api,
+    body: bytes,
+    *,
+    session_id: str | None = None,
+    prefix_aware_id: str | None = None,
+    encoded: bool = False,
+) -> Prompt:
+    """Read `body` as `api` speaks it; never raises, whatever the body.
+
+    `encoded`: the request has a Content-Encoding. `session_id` and `prefix_aware_id` come from headers and
+    are handed through.
+    """
+    parsed = not encoded and len(body) <= MAX_PARSED_BYTES
+    fields, no_key = _fields(body, encoded=encoded, parsed=parsed)
+    shape = _shape(fields) if api is Api.INVOCATIONS else api
+    key, n_tokens = b"", 0
+    if shape in _BY_LOAD:
+        no_key = NoKeyCause.NOT_ROUTED
+        if shape is Api.POOLING:  # a prefill like any other, though nobody's prefix
+            n_tokens = scan.sampled_tokens(body)
+    elif no_key is NoKeyCause.ENCODED:
+        n_tokens = n_key_tokens(len(body))  # at least
+    elif no_key is None:
+        key, n_tokens = _parsed_key(shape, fields) if parsed else _unparsed_key(body)
+        no_key = None if key else NoKeyCause.NO_PROMPT
+    messages = fields.get("messages") if parsed and api is Api.CHAT else None
+    model = _text(fields.get("model"))
+    return Prompt(
+        model=model,
+        scope=_scope(model, fields),
+        key=key,
+        n_tokens=n_tokens,
+        stream=fields.get("stream") is True,
+        max_tokens=_max_tokens(fields),
+        no_key=no_key,
+        session_id=session_id,
+        prefix_aware_id=prefix_aware_id,
+        previous_response_id=_text(fields.get("previous_response_id")),
+        body=body,
+        messages=messages if isinstance(messages, list) else None,
+    )
+
+
+_BY_LOAD = frozenset({Api.POOLING, Api.TOKENIZE, Api.OTHER})
+
+
+def _fields(body: bytes, *, encoded: bool, parsed: bool) -> tuple[dict[str, Any], NoKeyCause | None]:
+    """Top-level fields of the body, as far as they can be seen."""
+    if encoded:
+        return {}, NoKeyCause.ENCODED
+    if not parsed:
+        # Whether the rest of it is JSON is the engine's question.
+        if body[: scan.EDGE_BYTES].lstrip()[:1] != b"{":
+            return {}, NoKeyCause.NOT_AN_OBJECT
+        return scan.edge_fields(body), None
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}, NoKeyCause.NOT_JSON
+    return (value, None) if isinstance(value, dict) else ({}, NoKeyCause.NOT_AN_OBJECT)
+
+
+def _shape(fields: dict[str, Any]) -> Api:
+    """Which grammar an `/invocations` body follows, tried in vLLM's order; INVOCATIONS if none."""
+    if isinstance(fields.get("messages"), list):
+        return Api.CHAT
+    if "prompt" in fields or "prompt_embeds" in fields:
+        return Api.COMPLETIONS
+    if "inputs" in fields:  # Text Generation Inference, DJL
+        return Api.GENERATE
+    if not fields.keys().isdisjoint(("input", "query", "queries", "text_1", "data_1")):
+        return Api.POOLING
+    return Api.INVOCATIONS
+
+
+def _parsed_key(shape: Api, fields: dict[str, Any]) -> tuple[bytes, int]:
+    match shape:
+        case Api.COMPLETIONS:
+            return canonical.completions_key(fields)
+        case Api.GENERATE:
+            return canonical.generate_key(fields)
+        case Api.CHAT:
+            key = canonical.chat_key(fields)
+        case Api.MESSAGES:
+            key = canonical.messages_key(fields)
+        case Api.RESPONSES:
+            key = canonical.responses_key(fields)
+        case Api.INVOCATIONS | Api.POOLING | Api.TOKENIZE | Api.OTHER:
+            key = b""
+        case _:
+            assert_never(shape)
+    return key, n_key_tokens(len(key))
+
+
+def _unparsed_key(body: bytes) -> tuple[bytes, int]:
+    key, stands_for = scan.folded(body, MAX_PARSED_BYTES)
+    return key, n_key_tokens(len(key)) + scan.sampled_tokens(body, stands_for)
+
+
+def _scope(model: str | None, fields: dict[str, Any]) -> bytes:
+    # A JSON array: no two lists of names read the same.
+    return orjson.dumps((model, _adapter(fields), _text(fields.get("cache_salt")), _text(fields.get("extra_key"))))
+
+
+def _adapter(fields: dict[str, Any]) -> str | None:
+    """Name of a LoRA adapter given apart from the model: SGLang, vLLM's older forms, TGI."""
+    for name in ("lora_path", "lora_name", "lora_request"):
+        value = fields.get(name)
+        if isinstance(value, list) and value:  # one for each prompt of a batch
+            value = value[0]
+        if isinstance(value, dict):
+            value = value.get("lora_name", value.get("name"))
+        if value and isinstance(value, str):
+            return value
+    parameters = fields.get("parameters")
+    return _text(parameters.get("adapter_id")) if isinstance(parameters, dict) else None
+
+
+def _max_tokens(fields: dict[str, Any]) -> int | None:
+    for table in (fields, fields.get("parameters"), fields.get("sampling_params")):
+        if isinstance(table, dict):
+            for name in ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_new_tokens"):
+                value = table.get(name)
+                if type(value) is int and 0 <= value <= MAX_STATED_TOKENS:  # a bool is no number
+                    return value
+    return None
+
+
+def _text(value: object) -> str | None:
+    return value if value and isinstance(value, str) else None
+
+
+def _texts(messages: Iterable[Any]) -> Iterator[str]:
+    """Text content of chat messages, in order."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            for part in content:
+                text = part.get("text") if isinstance(part, dict) else part
+                if isinstance(text, str):
+                    yield text

@@ -1,0 +1,134 @@
+"""Bodies too long to parse on the event loop: what a bounded look finds.
+
+Such a body is nearly always media (a mebibyte of text is more than most models' context). Two rules:
+
+- **A field counts only at the top level.** The fields in front of the prompt and those behind it are cut
+  out and parsed as an object of their own, which works exactly when the cut is at depth one: a bracket too
+  many or too few is no JSON. A field that is missed leaves `None`; one from inside a message would send the
+  request to the wrong model.
+- **The key is the body itself**, its beginning, with long base64 strings folded to a digest: one client
+  serialises one conversation the same way every time. Without folding, one photograph would pass for a
+  million tokens of prefill, and hide the turns behind it.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import Any
+
+import orjson
+
+from prefixroute.core.content import MAX_MEDIA_KEY_BYTES, media_fill, n_key_tokens
+
+# How much of either end is searched for fields: room for tools that stand between them and the prompt.
+EDGE_BYTES = 64 * 1024
+# Each costs one parse of at most EDGE_BYTES, some 50 us.
+MAX_CUTS = 8
+
+# A run of base64 at least PROBE_STRIDE_BYTES + PROBE_BYTES long holds a whole probe, wherever it begins.
+PROBE_STRIDE_BYTES = 2048
+PROBE_BYTES = 256
+# 256 random base64 digits show 62 of 64 letters; hexadecimal shows 16, and "aaaa" one.
+_MIN_DISTINCT = 24
+# The backslash: some serialisers escape the slash.
+_BASE64 = (string.ascii_letters + string.digits + "+/-_=\\").encode()
+# Of a long medium, this much of either end is hashed: ten megabytes are not walked on the event loop.
+_HASHED_END_BYTES = 64 * 1024
+# However long the rest of a body is, look at this many places of it.
+_MAX_SAMPLES = 512
+
+# No match inside a string: there, both quotes are escaped.
+_PROMPT_FIELD = re.compile(
+    rb'"(?:messages|prompt|input|inputs|input_ids|token_ids|text|system|instructions|tools)"\s*:'
+)
+_SMALL_FIELD = re.compile(
+    rb'"(?:model|stream|max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens|cache_salt'
+    rb'|extra_key|lora_path|lora_name|lora_request|previous_response_id|parameters|sampling_params)"\s*:'
+)
+
+
+def edge_fields(body: bytes) -> dict[str, Any]:
+    """Top-level fields of a JSON object found in its first and last `EDGE_BYTES`; the last wins."""
+    return _leading_fields(body[:EDGE_BYTES]) | _trailing_fields(body[-EDGE_BYTES:])
+
+
+def _leading_fields(head: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _, match in zip(range(MAX_CUTS), _PROMPT_FIELD.finditer(head), strict=False):
+        fields = _object(head[: match.start()].rstrip().removesuffix(b",") + b"}")
+        if fields is not None:
+            found = fields  # a later cut holds all of an earlier one
+    return found
+
+
+def _trailing_fields(tail: bytes) -> dict[str, Any]:
+    for _, match in zip(range(MAX_CUTS), _SMALL_FIELD.finditer(tail), strict=False):
+        fields = _object(b"{" + tail[match.start() :])
+        if fields is not None:
+            return fields
+    return {}
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def folded(body: bytes, limit_bytes: int) -> tuple[bytes, int]:
+    """The beginning of `body` as a key of at most `limit_bytes`, and how many bytes of `body` it stands for.
+
+    Each JSON string with a long run of base64 is replaced by its digest, at most `MAX_MEDIA_KEY_BYTES` of it.
+    Looks at one place in `PROBE_STRIDE_BYTES`; the same beginning folds the same way whatever follows.
+    """
+    out: list[bytes] = []
+    n_out = kept_to = at = 0
+    while at + PROBE_BYTES <= len(body) and n_out + at - kept_to < limit_bytes:
+        if _is_base64(body[at : at + PROBE_BYTES]):
+            start = body.rfind(b'"', kept_to, at) + 1 or kept_to
+            end = body.find(b'"', at)
+            if end < 0:
+                end = len(body)
+            if end - start > MAX_MEDIA_KEY_BYTES:
+                out += (body[kept_to:start], _digest(body, start, end))
+                n_out += start - kept_to + MAX_MEDIA_KEY_BYTES
+                kept_to = end
+            at = max(end, at + PROBE_STRIDE_BYTES)
+        else:
+            at += PROBE_STRIDE_BYTES
+    stands_for = min(len(body), kept_to + max(limit_bytes - n_out, 0))
+    out.append(body[kept_to:stands_for])
+    return b"".join(out)[:limit_bytes], stands_for
+
+
+def _digest(body: bytes, start: int, end: int) -> bytes:
+    if end - start <= 2 * _HASHED_END_BYTES:
+        data = body[start:end]
+    else:  # encoded media that differ do so nearly everywhere, and in length
+        first, last = body[start : start + _HASHED_END_BYTES], body[end - _HASHED_END_BYTES : end]
+        data = b"%b%b%d" % (first, last, end - start)
+    return media_fill(data, MAX_MEDIA_KEY_BYTES).encode()
+
+
+def sampled_tokens(body: bytes, start: int = 0) -> int:
+    """About how many prompt tokens `body[start:]` is: four bytes each where it is text, and for each run of
+    base64 at most what one medium counts. Cost does not grow with the body."""
+    n_bytes = len(body) - start
+    stride = max(PROBE_STRIDE_BYTES, n_bytes // _MAX_SAMPLES)
+    n_text_bytes = n_bytes
+    n_media = 0
+    in_media = False
+    for at in range(start, len(body) - PROBE_BYTES + 1, stride):
+        is_media = _is_base64(body[at : at + PROBE_BYTES])
+        if is_media:
+            n_text_bytes -= stride
+            n_media += not in_media
+        in_media = is_media
+    return min(n_key_tokens(max(n_text_bytes, 0)) + n_media * (MAX_MEDIA_KEY_BYTES // 4), n_key_tokens(n_bytes))
+
+
+def _is_base64(probe: bytes) -> bool:
+    return not probe.translate(None, _BASE64) and len(set(probe)) >= _MIN_DISTINCT
