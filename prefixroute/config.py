@@ -1,0 +1,371 @@
+"""Every setting, once: its name, type, bounds, default and meaning.
+
+All tables are frozen and refuse unknown keys. Nothing is coerced: a quoted number is text, `true` is no number.
+A table left empty means its defaults. A setting is here only when this version obeys it.
+Files, environment and the wording of errors: `config_load`.
+"""
+
+import ipaddress
+import re
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from prefixroute.config_url import instance_name, instance_url
+
+Strategy = Literal[
+    "random",
+    "round_robin",
+    "least_outstanding_requests",
+    "prefix_aware",
+    "session",
+    "expected_latency",
+    "custom",
+]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+# Longer than any sensible wait, and short enough for every timer API.
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+SecondsFromZero = Annotated[float, Field(ge=0, le=86_400)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+CapacityTokens = Annotated[int, Field(ge=1, le=10**12)]
+
+# Only capitals: a key pasted where its variable's name belongs is then refused rather than echoed as a name.
+_ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9._:\[\]-]{1,64}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
+_PATH = re.compile(r"/[!-\"$-~]{0,1023}")
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
+
+
+class SettingError(ValueError):
+    """A value is wrong. `where`: path of the culprit below the value being validated."""
+
+    def __init__(self, message: str, *where: str | int) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+class Table(BaseModel):
+    """A mapping of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_means_defaults(cls, value: Any) -> Any:
+        # `routing:` with every line below it commented out reads as null.
+        return {} if value is None else value
+
+
+class _AddressTable(Table):
+    host: str
+    port: Port
+
+    @field_validator("host", check_fields=False)
+    @classmethod
+    def _check_host(cls, host: str) -> str:
+        try:
+            valid = bool(ipaddress.IPv6Address(host)) if ":" in host else _HOST.fullmatch(host) is not None
+        except ValueError:
+            valid = False
+        if not valid and host != "::":
+            raise SettingError(
+                "must be an address or a host name without port or brackets "
+                "(127.0.0.1: this machine only; 0.0.0.0 or '::': every address)"
+            )
+        return host
+
+
+class ListenSettings(_AddressTable):
+    host: str = Field("127.0.0.1", description="Address of the data plane; 0.0.0.0 for every IPv4 address.")
+    port: Port = Field(8080, description="Port of the data plane; 0 takes a free one.")
+
+
+class AdminSettings(_AddressTable):
+    host: str = Field("127.0.0.1", description="Address of metrics, health and explanations.")
+    port: Port = Field(9190, description="Port of the admin plane; 0 takes a free one.")
+
+
+class InstanceSettings(Table):
+    url: str = Field(description="Where it listens: http(s)://HOST[:PORT][/BASE], kept without trailing slash.")
+    name: str = Field(
+        default_factory=lambda data: instance_name(data["url"]) if "url" in data else "",
+        description="What logs, metrics and the admin plane call it; HOST:PORT when left out.",
+    )
+    models: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = Field(
+        None, description="Models it serves; null asks its /v1/models."
+    )
+    api_key_env: str | None = Field(
+        None,
+        description="Environment variable with the bearer key of probes, and of requests that bring no key.",
+    )
+    capacity_tokens: CapacityTokens | None = Field(
+        None,
+        description="Tokens its KV cache holds; null reads its metrics, else routing.default_capacity_tokens.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        return instance_url(url)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if _NAME.fullmatch(name) is None:
+            raise SettingError("must be 1 to 64 characters out of A-Z a-z 0-9 . _ : - [ ]")
+        return name
+
+    @field_validator("models")
+    @classmethod
+    def _check_models(cls, models: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for index, model in enumerate(models or ()):
+            if not model.strip():
+                raise SettingError("must not be empty", index)
+        return models
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _check_api_key_env(cls, name: str | None) -> str | None:
+        if name is not None and _ENV_NAME.fullmatch(name) is None:
+            raise SettingError(
+                "must be the name of an environment variable in capitals, digits and underscores "
+                "(the variable holds the key; never write the key here)"
+            )
+        if name is not None and name.startswith("PREFIXROUTE_"):
+            raise SettingError("must not begin with PREFIXROUTE_, which is for settings (rename the variable)")
+        return name
+
+
+class HealthSettings(Table):
+    path: str = Field("auto", description="Path that probes ask for; auto: /health, else /ping.")
+    interval_s: Seconds = Field(2.0, description="Time between two probes of one instance.")
+    timeout_s: Seconds = Field(2.0, description="How long a probe may take.")
+    fall: int = Field(3, ge=1, le=1000, description="Failed probes in a row that take an instance out.")
+    rise: int = Field(2, ge=1, le=1000, description="Good probes in a row that bring it back.")
+    eject_s: Seconds = Field(1.0, description="First pause after a failed connection; doubles each time.")
+    eject_max_s: Seconds = Field(30.0, description="Longest such pause.")
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        if path != "auto" and _PATH.fullmatch(path) is None:
+            raise SettingError("must be auto, or a path that begins with / and has no spaces")
+        return path
+
+    @model_validator(mode="after")
+    def _check_pauses(self) -> Self:
+        if self.eject_max_s < self.eject_s:
+            raise SettingError(f"must be at least eject_s, which is {self.eject_s:g}", "eject_max_s")
+        return self
+
+
+class FleetSettings(Table):
+    instances: tuple[InstanceSettings, ...] = Field((), strict=False, description="The model servers to route to.")
+    health: HealthSettings = Field(HealthSettings(), description="Probes, and what they decide.")
+
+    @field_validator("instances")
+    @classmethod
+    def _check_distinct(cls, instances: tuple[InstanceSettings, ...]) -> tuple[InstanceSettings, ...]:
+        urls: dict[str, int] = {}
+        names: dict[str, int] = {}
+        for index, instance in enumerate(instances):
+            first = urls.setdefault(instance.url, index)
+            if first != index:
+                raise SettingError(
+                    f"{instance.url} is also the url of fleet.instances[{first}] (list each server once)",
+                    index,
+                    "url",
+                )
+            first = names.setdefault(instance.name, index)
+            if first != index:
+                raise SettingError(
+                    f"'{instance.name}' is also the name of fleet.instances[{first}] (give each its own name)",
+                    index,
+                    "name",
+                )
+        return instances
+
+
+class ExpectedLatencySettings(Table):
+    """Constants of the cost in expected seconds; found by simulation on real traces."""
+
+    position_scale_tokens: Positive = Field(
+        32_000.0, description="Position at which a prompt token costs twice the first one to prefill."
+    )
+    interference: Weight = Field(
+        0.4, description="Share of the new prefill charged for each request in flight there, which it holds up."
+    )
+    interference_damping: Positive = Field(
+        10.0, description="Mean requests in flight at which interference counts half."
+    )
+    head_progress_cap: Ratio = Field(
+        0.9, description="Largest share of the oldest pending prefill taken as done already."
+    )
+    kv_read_s: Weight = Field(0.5, description="Seconds charged for decoding beside a full KV cache.")
+    prior_prefill_tokens_per_s: Positive = Field(12_000.0, description="Prefill speed assumed before any is measured.")
+    prior_weight_s: Seconds = Field(2.0, description="Seconds of measurement that the prior counts for.")
+    rate_weight_s: Seconds = Field(
+        20.0, description="Seconds of measurement that the fleet's speed counts for in an instance's."
+    )
+    rate_decay: float = Field(0.98, gt=0, le=1, description="Weight of older measurements at each new one.")
+    min_sample_tokens: int = Field(256, ge=1, le=10**9, description="Prefills shorter than this teach no speed.")
+    mean_work_tokens: Positive = Field(2_000.0, description="Mean prefill assumed at the start.")
+    mean_work_weight: float = Field(0.01, gt=0, le=1, description="Weight of each new prefill in that mean.")
+    affinity: Weight = Field(
+        1.5, description="Charge for each token of prefill that another instance could have spared."
+    )
+    affinity_max: float = Field(20.0, ge=1, le=1e6, description="Largest factor on it under backlog.")
+    affinity_backlog_tokens: Positive = Field(
+        16_000.0, description="Mean pending prefill that adds one to that factor."
+    )
+
+
+class PrefixAwareSettings(Table):
+    prefix_length: int = Field(4096, ge=1024, le=65_536, description="Longest prefix looked at.")
+    concurrency_threshold: int = Field(
+        16, ge=1, le=1024, description="Requests in flight at which the prefix's instance is passed over."
+    )
+    max_prefixes: int = Field(100_000, ge=1, le=10**7, description="Recent prefixes remembered.")
+
+
+class SessionSettings(Table):
+    header: str = Field("x-session-id", description="Request header that names the session.")
+    bounded_load: float = Field(
+        1.25, ge=1, le=1000, description="Share of the mean load up to which a session keeps its instance."
+    )
+
+    @field_validator("header")
+    @classmethod
+    def _check_header(cls, header: str) -> str:
+        if _HEADER.fullmatch(header) is None:
+            raise SettingError("must be the name of an HTTP header, such as x-session-id")
+        return header.lower()
+
+
+class CustomSettings(Table):
+    factory: str | None = Field(None, description="package.module:make, called to make the policy.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory as they are.")
+
+    @field_validator("factory")
+    @classmethod
+    def _check_factory(cls, factory: str | None) -> str | None:
+        if factory is not None and _FACTORY.fullmatch(factory) is None:
+            raise SettingError("must be written package.module:make")
+        return factory
+
+
+class RoutingSettings(Table):
+    strategy: Strategy = Field("expected_latency", description="How an instance is picked.")
+    hash_seed: int | None = Field(
+        None, ge=0, le=2**64 - 1, description="Seed of block hashes; null: random in each process."
+    )
+    block_tokens: int = Field(256, ge=16, le=4096, description="Tokens in one block of the prefix index.")
+    default_capacity_tokens: CapacityTokens = Field(
+        1_000_000, description="KV capacity of an instance that does not tell its own."
+    )
+    expected_latency: ExpectedLatencySettings = Field(
+        ExpectedLatencySettings(), description="Constants of expected_latency."
+    )
+    prefix_aware: PrefixAwareSettings = Field(PrefixAwareSettings(), description="Settings of prefix_aware.")
+    session: SessionSettings = Field(SessionSettings(), description="Settings of session.")
+    custom: CustomSettings = Field(CustomSettings(), description="Settings of custom.")
+
+    @model_validator(mode="after")
+    def _check_custom(self) -> Self:
+        if self.strategy == "custom" and self.custom.factory is None:
+            raise SettingError(
+                "is required when routing.strategy is custom (write package.module:make)", "custom", "factory"
+            )
+        return self
+
+
+class TokenizerSettings(Table):
+    kind: Literal["bytes"] = Field("bytes", description="How prompts are counted; bytes: UTF-8 bytes / 4.")
+
+
+class UpstreamSettings(Table):
+    connect_timeout_s: Seconds = Field(3.0, description="How long connecting to an instance may take.")
+    first_byte_timeout_s: Seconds | None = Field(
+        None, description="How long an answer may take to begin; null: any time."
+    )
+    idle_timeout_s: Seconds | None = Field(600.0, description="How long a begun answer may be silent; null: any time.")
+    keepalive_s: Seconds = Field(
+        4.0, description="How long an unused connection is kept; below the instance's own limit."
+    )
+
+
+class RetrySettings(Table):
+    max_attempts: int = Field(3, ge=1, le=10, description="Attempts for one request, the first one included.")
+    budget_ratio: Ratio = Field(
+        0.2, description="Retries other than after a failed connection, as a share of recent requests."
+    )
+    unanswered: Literal["never", "inference"] = Field(
+        "never",
+        description="Whether a sent request whose connection died unanswered is sent once more.",
+    )
+
+
+class LimitsSettings(Table):
+    max_body_bytes: int = Field(
+        64 * 2**20, ge=1024, le=2**32, description="Longest request body that is read to be routed."
+    )
+    max_header_bytes: int = Field(
+        64 * 2**10, ge=1024, le=2**20, description="Longest header field, and longest request line."
+    )
+    index_bytes: int = Field(256 * 2**20, ge=2**20, le=2**40, description="Memory of the prefix index.")
+    wait_for_instance_s: SecondsFromZero = Field(
+        5.0, description="How long a request waits while no instance is up; then 503."
+    )
+    max_waiting: int = Field(1024, ge=0, le=10**6, description="Requests that may wait at a time.")
+    max_stored_responses: int = Field(
+        100_000, ge=0, le=10**7, description="Stored responses whose instance is remembered."
+    )
+
+
+class LogSettings(Table):
+    format: Literal["text", "json"] = Field("text", description="Lines for people or for machines.")
+    level: LogLevel = Field("info", description="Least severe level that is written.")
+    access: bool = Field(True, description="One line for each request.")
+
+
+class Settings(Table):
+    listen: ListenSettings = Field(ListenSettings(), description="The data plane.")
+    admin: AdminSettings | None = Field(AdminSettings(), description="The admin plane; null turns it off.")
+    fleet: FleetSettings = Field(FleetSettings(), description="The instances and their probes.")
+    routing: RoutingSettings = Field(RoutingSettings(), description="How an instance is picked.")
+    tokenizer: TokenizerSettings = Field(TokenizerSettings(), description="How prompts are counted.")
+    upstream: UpstreamSettings = Field(UpstreamSettings(), description="Connections to instances.")
+    retry: RetrySettings = Field(RetrySettings(), description="Further attempts after a failed one.")
+    limits: LimitsSettings = Field(LimitsSettings(), description="Bounds on memory and waiting.")
+    engine_control: Literal["deny", "allow"] = Field(
+        "deny", description="Whether clients reach sleep, cache reset, LoRA loading and profiling."
+    )
+    log: LogSettings = Field(LogSettings(), description="What is logged, and how.")
+    response_headers: bool = Field(False, description="Whether answers tell the decision in x-prefixroute-*.")
+    drain_timeout_s: SecondsFromZero = Field(
+        25.0, description="How long requests in flight may take to end after a stop signal."
+    )
+
+    @model_validator(mode="after")
+    def _check_ports_differ(self) -> Self:
+        listen, admin = self.listen, self.admin
+        if admin is None or admin.port != listen.port or admin.port == 0:
+            return self
+        hosts = {listen.host, admin.host}
+        if len(hosts) == 1 or hosts & _EVERY_ADDRESS:
+            raise SettingError(f"{admin.port} is also listen.port (choose another, or admin: null)", "admin", "port")
+        return self
+
+
+def table_in(annotation: Any) -> type[Table] | None:
+    """The table in a field's type: alone, or null, or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Table):
+        return annotation
+    return next(filter(None, map(table_in, get_args(annotation))), None)

@@ -1,0 +1,176 @@
+"""Settings from command line, environment and file, in this order of precedence, over the defaults.
+
+`PREFIXROUTE_ROUTING__STRATEGY=random` sets `routing.strategy`. A variable may also hold a whole table or list,
+written as YAML or JSON; the deeper variable wins. An empty one counts as unset; `null` means null.
+Tables merge, everything else replaces. All problems are told at once, each with its place.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+
+from prefixroute.config import InstanceSettings, Settings, Table, table_in
+from prefixroute.config_errors import Where, describe, shown
+from prefixroute.config_file import TextError, parse_yaml, read_file
+from prefixroute.config_url import instance_url
+from prefixroute.errors import ConfigError
+
+ENV_PREFIX = "PREFIXROUTE_"
+# A wrong file can be wrong on every line.
+MAX_PROBLEMS = 20
+
+# What Kubernetes puts into every pod beside a Service called prefixroute or prefixroute-something.
+_KUBERNETES = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
+_KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://")
+
+
+def load_settings(
+    path: Path | None,
+    *,
+    overrides: Mapping[str, Any] = {},
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """The settings of file `path` (None: no file) under `environ` (None: the process's) under `overrides`.
+
+    `overrides` nests as the settings do. Raises ConfigError, whose message has one line for each problem.
+    """
+    environ = os.environ if environ is None else environ
+    in_file = {} if path is None else read_file(path)
+    in_environ, sources, problems = _read_environ(environ)
+    sources.update(dict.fromkeys(_leaves(overrides, ()), None))
+    try:
+        settings = Settings.model_validate(_merge(_merge(in_file, in_environ), overrides))
+    except ValidationError as error:
+        raise _config_error([*problems, *describe(error, sources)]) from None
+    problems += _key_problems(settings, environ)
+    if problems:
+        raise _config_error(problems)
+    return settings
+
+
+def require_instances(settings: Settings) -> None:
+    """Raises ConfigError if there is no instance to route to."""
+    if not settings.fleet.instances:
+        raise ConfigError(
+            "fleet.instances: no instance to route to (list at least one, such as {url: 'http://gpu-a:8000'}, "
+            "in the configuration file, or name its URL on the command line)"
+        )
+
+
+def instances_from_urls(urls: Sequence[str]) -> list[dict[str, Any]]:
+    """`fleet.instances` for URLs of the command line. Raises ConfigError if one is malformed."""
+    instances: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for number, url in enumerate(urls, start=1):
+        try:
+            instances.append({"url": instance_url(url)})
+        except ValueError as error:
+            # Not quoted where it may hold a password.
+            problems.append(f"{f'URL {number}' if '@' in url else shown(url)}: {error}")
+    if problems:
+        raise _config_error(problems)
+    return instances
+
+
+def api_key(instance: InstanceSettings, environ: Mapping[str, str] | None = None) -> str | None:
+    """The bearer key for `instance`; None if it needs none. Raises ConfigError, which never holds the key."""
+    name = instance.api_key_env
+    if name is None:
+        return None
+    # Files that become variables often end in a newline.
+    key = (os.environ if environ is None else environ).get(name, "").strip()
+    if not key:
+        raise ConfigError(f"the environment variable {name} is not set (set it to the key, or leave api_key_env out)")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the environment variable {name} has characters that a header cannot carry")
+    return key
+
+
+def _config_error(problems: Sequence[str]) -> ConfigError:
+    more = len(problems) - MAX_PROBLEMS
+    return ConfigError("\n".join([*problems[:MAX_PROBLEMS], *([f"and {more} more problems"] if more > 0 else [])]))
+
+
+def _key_problems(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    problems: list[str] = []
+    for index, instance in enumerate(settings.fleet.instances):
+        try:
+            api_key(instance, environ)
+        except ConfigError as error:
+            problems.append(f"fleet.instances[{index}].api_key_env: {error}")
+    return problems
+
+
+def _read_environ(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[Where, str | None], list[str]]:
+    """What the environment sets, nested; which variable set each path; the problems."""
+    known = dict(_variables(Settings, ()))
+    values: dict[str, Any] = {}
+    sources: dict[Where, str | None] = {}
+    problems: list[str] = []
+    # Whole tables first: the deeper variable wins.
+    for name in sorted(environ, key=lambda name: (name.count("__"), name)):
+        text = environ[name].strip()
+        if not name.startswith(ENV_PREFIX) or not text or _is_kubernetes(name, text):
+            continue
+        if name not in known:
+            near = get_close_matches(
+                name.removeprefix(ENV_PREFIX), [key.removeprefix(ENV_PREFIX) for key in known], n=1
+            )
+            hint = f"did you mean {ENV_PREFIX}{near[0]}?" if near else "unset it, or see config.example.yaml"
+            problems.append(f"{shown(name)}: unknown setting; {hint}")
+            continue
+        where, takes_text = known[name]
+        try:
+            value: Any = text if takes_text and text != "null" else parse_yaml(text)
+        except TextError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        sources.update(dict.fromkeys(_leaves(value, where), name))
+        for key in reversed(where):
+            value = {key: value}
+        values = _merge(values, value)
+    return values, sources, problems
+
+
+def _variables(table: type[Table], above: tuple[str, ...]) -> Iterator[tuple[str, tuple[tuple[str, ...], bool]]]:
+    """Each variable that sets something, with the path of that, and whether that is text."""
+    for key, field in table.model_fields.items():
+        where = (*above, key)
+        yield ENV_PREFIX + "__".join(where).upper(), (where, _takes_text(field.annotation))
+        inner = table_in(field.annotation)
+        if inner is not None and get_origin(field.annotation) is not tuple:
+            yield from _variables(inner, where)
+
+
+def _takes_text(annotation: Any) -> bool:
+    if get_origin(annotation) in (tuple, dict):
+        return False
+    return annotation is str or get_origin(annotation) is Literal or any(map(_takes_text, get_args(annotation)))
+
+
+def _is_kubernetes(name: str, value: str) -> bool:
+    if name.endswith("_PORT") and _KUBERNETES_PORT.match(value):
+        return True
+    return _KUBERNETES.fullmatch(name) is not None
+
+
+def _leaves(value: Any, where: Where) -> Iterator[Where]:
+    """The path of everything in `value`, itself at `where`, that is no table."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*where, key))
+    else:
+        yield where
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
