@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from prefixroute.config import InstanceSettings, Settings, Strategy, Table, table_in
-from prefixroute.config_file import MAX_FILE_BYTES, parse_json, parse_yaml
-from prefixroute.config_load import MAX_PROBLEMS, api_key, instances_from_urls, load_settings, require_instances
-from prefixroute.config_url import instance_name, instance_url
+from prefixroute.config.file import MAX_FILE_BYTES, parse_json, parse_yaml
+from prefixroute.config.load import MAX_PROBLEMS, api_key, instances_from_urls, load_settings, require_instances
+from prefixroute.config.settings import InstanceSettings, Settings, Strategy, Table, table_in
+from prefixroute.config.url import instance_name, instance_url
 from prefixroute.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"

@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from prefixroute.config import InstanceSettings, Settings, Table, table_in
-from prefixroute.config_errors import Where, describe, shown
-from prefixroute.config_file import TextError, parse_yaml, read_file
-from prefixroute.config_url import instance_url
+from prefixroute.config.errors import Where, describe, shown
+from prefixroute.config.file import TextError, parse_yaml, read_file
+from prefixroute.config.settings import InstanceSettings, Settings, Table, table_in
+from prefixroute.config.url import instance_url
 from prefixroute.errors import ConfigError
 
 ENV_PREFIX = "PREFIXROUTE_"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from prefixroute.config_url import instance_name, instance_url
+from prefixroute.config.url import instance_name, instance_url
 
 Strategy = Literal[
     "random",
@@ -224,6 +224,9 @@ class ExpectedLatencySettings(Table):
     affinity_max: float = Field(20.0, ge=1, le=1e6, description="Largest factor on it under backlog.")
     affinity_backlog_tokens: Positive = Field(
         16_000.0, description="Mean pending prefill that adds one to that factor."
+    )
+    tie_ratio: Ratio = Field(
+        0.05, description="Share of the request's own prefill within which costs are equal; the longest match wins."
     )
 
 

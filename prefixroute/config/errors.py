@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from prefixroute.config import SettingError, Settings, Table, table_in
+from prefixroute.config.settings import SettingError, Settings, Table, table_in
 
 Where = tuple[str | int, ...]
 

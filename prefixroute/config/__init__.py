@@ -1,0 +1,26 @@
+"""Settings: what there is (`settings`), and how it is read from file, environment and command line (`load`)."""
+
+from prefixroute.config.load import api_key, instances_from_urls, load_settings, require_instances
+from prefixroute.config.settings import (
+    ExpectedLatencySettings,
+    HealthSettings,
+    InstanceSettings,
+    LogSettings,
+    RoutingSettings,
+    Settings,
+    Strategy,
+)
+
+__all__ = [
+    "ExpectedLatencySettings",
+    "HealthSettings",
+    "InstanceSettings",
+    "LogSettings",
+    "RoutingSettings",
+    "Settings",
+    "Strategy",
+    "api_key",
+    "instances_from_urls",
+    "load_settings",
+    "require_instances",
+]
