@@ -1,0 +1,41 @@
+"""Key material → chain of block hashes.
+
+A block is the router's unit of matching: `block_tokens` tokens, four bytes of key material each. The hash
+of a block covers everything before it, because its parent's hash seeds it: equal hashes mean equal prefixes.
+"""
+
+from xxhash import xxh3_64_intdigest
+
+BYTES_PER_TOKEN = 4
+"""UTF-8 text averages about four bytes a token, and a packed token id is four bytes: one unit for both."""
+
+
+class BlockHasher:
+    """Cuts key material into full blocks and chains their hashes (xxh3-64).
+
+    `seed` (0 … 2^64 − 1) is secret by default: who cannot know it cannot prepare colliding prompts, and a
+    collision would only cost a cold prefill. Equal seeds let several processes speak of the same blocks.
+    """
+
+    __slots__ = ("_block_bytes", "_seed", "block_tokens")
+
+    def __init__(self, block_tokens: int, seed: int) -> None:
+        if block_tokens < 1:
+            raise ValueError(f"block_tokens must be at least 1, not {block_tokens}")
+        self.block_tokens = block_tokens
+        self._block_bytes = block_tokens * BYTES_PER_TOKEN
+        self._seed = seed
+
+    def chain(self, scope: bytes, material: bytes) -> list[int]:
+        """Hashes of the full blocks of `material`, shallowest first; a rest shorter than a block has none.
+
+        `scope` is what must be equal before any prefix may match: model, adapter, salt.
+        Prefix property: the chain of a prefix of `material` is a prefix of the chain.
+        """
+        size = self._block_bytes
+        parent = xxh3_64_intdigest(scope, self._seed)
+        chain = []
+        for end in range(size, len(material) + 1, size):
+            parent = xxh3_64_intdigest(material[end - size : end], parent)
+            chain.append(parent)
+        return chain

@@ -1,0 +1,284 @@
+"""Facts about instances: who they are, whether they can serve, which models they have.
+
+The fleet applies events (a probe's outcome, a connection that could not be made, an answer) and says who may
+take a request. States and what moves them:
+
+    STARTING ──good probe, or an answer──▶ UP   not heard of yet: tried like UP, so that a request need not wait
+    UP ──`fall` failed probes──▶ DOWN           DOWN ──`rise` good probes──▶ UP (one, when it was never up)
+    any ──connect failure──▶ EJECTED ──a request after the pause, or a good probe──▶ HALF_OPEN ──an answer──▶ UP
+    HALF_OPEN takes one request at a time, its trial; a connect failure ejects again, with twice the pause.
+
+Draining is intent, not health: no new requests, whatever the state.
+
+Fail open: a server that is busy with a huge prompt may not answer its health check, and neither may its
+neighbours. Probes that time out while others do too are not believed, and when nobody is up, everybody who does
+not refuse connections may be tried.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class State(Enum):
+    """What is known of an instance's health. Values are metric labels."""
+
+    STARTING = "starting"
+    UP = "up"
+    HALF_OPEN = "half_open"
+    DOWN = "down"
+    EJECTED = "ejected"
+
+
+class ProbeFailure(Enum):
+    """Why a probe failed. Values appear in logs and on the admin port."""
+
+    REFUSED = "refused"
+    TIMEOUT = "timeout"
+    STATUS = "status"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One model server. `slot` is its bit in the prefix index; `models` None: learned by asking it."""
+
+    name: str
+    url: str
+    slot: int
+    models: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConstants:
+    """How many probes turn a state, and how long an ejected instance pauses (seconds, doubling up to the maximum)."""
+
+    fall: int = 3
+    rise: int = 2
+    eject_s: float = 1
+    eject_max_s: float = 30
+
+
+class InstanceState:
+    """What the fleet knows of one instance. Read-only outside this module."""
+
+    __slots__ = (
+        "_ejected_until_s",
+        "_n_failed",
+        "_n_passed",
+        "_pause_s",
+        "_trial",
+        "_was_up",
+        "draining",
+        "failure",
+        "instance",
+        "last_probe_timed_out",
+        "models",
+        "state",
+    )
+
+    def __init__(self, instance: Instance, pause_s: float) -> None:
+        self.instance = instance
+        self.state = State.STARTING
+        self.draining = False
+        self.failure: ProbeFailure | None = None
+        self.models = instance.models
+        self.last_probe_timed_out = False
+        self._n_failed = 0
+        self._n_passed = 0
+        self._ejected_until_s = 0.0
+        self._pause_s = pause_s
+        # Number of the request under way that tries a half-open instance; 0: none does.
+        self._trial = 0
+        self._was_up = False
+
+
+class Fleet:
+    """All instances, in the order given."""
+
+    def __init__(self, instances: Iterable[Instance], health: HealthConstants | None = None) -> None:
+        self._health = health or HealthConstants()
+        self._states = {i.name: InstanceState(i, self._health.eject_s) for i in instances}
+        # Rebuilt on every event that changes it, so that a decision only filters.
+        self._by_model: dict[str | None, tuple[InstanceState, ...]] = {}
+        self._n_trials = 0
+
+    @property
+    def instances(self) -> Sequence[Instance]:
+        return [state.instance for state in self._states.values()]
+
+    def state(self, name: str) -> InstanceState:
+        """Raises KeyError for a name that is not in the fleet."""
+        return self._states[name]
+
+    def states(self) -> Iterable[InstanceState]:
+        return self._states.values()
+
+    # ------------------------------------------------------------------ who may serve
+
+    def candidates(self, model: str | None, now_s: float, without: Collection[str] = ()) -> list[Instance]:
+        """Who may take a request for `model` now, best health only; empty when nobody may. Changes nothing.
+
+        `without`: names of instances that this request has tried.
+        """
+        serving = self._serving(model)
+        up = State.UP
+        fit = [s.instance for s in serving if (s.state is up or self._may_be_tried(s, now_s)) and not s.draining]
+        if without:
+            fit = [instance for instance in fit if instance.name not in without]
+        if fit:
+            return fit
+        return [
+            s.instance
+            for s in serving
+            if not s.draining
+            and s.state is State.DOWN
+            and s.failure is not ProbeFailure.REFUSED
+            and s.instance.name not in without
+        ]
+
+    def can_serve(self, now_s: float) -> bool:
+        """Whether any request could be given to someone now. Changes nothing."""
+        return any(
+            not s.draining
+            and (
+                s.state in (State.UP, State.HALF_OPEN)
+                or (s.state is State.DOWN and s.failure is not ProbeFailure.REFUSED)
+                or (s.state is State.EJECTED and now_s >= s._ejected_until_s)
+            )
+            for s in self._states.values()
+        )
+
+    def next_return_s(self) -> float | None:
+        """When the first ejected instance may be tried again (monotonic seconds); None: none is, or all such drain."""
+        ejected = (s for s in self._states.values() if s.state is State.EJECTED and not s.draining)
+        return min((s._ejected_until_s for s in ejected), default=None)
+
+    def knows_model(self, model: str) -> bool:
+        """Whether some instance says that it serves `model`: a bound on what may become a metric label."""
+        return any(s.models is not None and model in s.models for s in self._states.values())
+
+    def _serving(self, model: str | None) -> tuple[InstanceState, ...]:
+        """Instances that have the model or may have it; all for a model nobody lists: the server answers for itself."""
+        if not self._by_model:
+            everybody = tuple(self._states.values())
+            self._by_model[None] = everybody
+            listed = {name for s in everybody for name in s.models or ()}
+            for name in listed:
+                self._by_model[name] = tuple(s for s in everybody if s.models is None or name in s.models)
+        by_model = self._by_model
+        return by_model.get(model) or by_model[None]
+
+    def _may_be_tried(self, state: InstanceState, now_s: float) -> bool:
+        match state.state:
+            case State.STARTING:
+                return True
+            case State.HALF_OPEN:
+                return not state._trial
+            case State.EJECTED:
+                return now_s >= state._ejected_until_s
+            case _:
+                return False
+
+    # ------------------------------------------------------------------ events
+
+    def taken(self, name: str) -> int:
+        """The instance was given a request. Returns the number of the trial that it is; 0: none."""
+        state = self._states[name]
+        if state.state is State.EJECTED:  # a candidate, so its pause is over
+            self._half_open(state)
+        if state.state is not State.HALF_OPEN:
+            return 0
+        self._n_trials += 1
+        state._trial = self._n_trials
+        return state._trial
+
+    def released(self, name: str, trial: int) -> None:
+        """A request on the instance is over, whatever came of it. `trial` as `taken` returned it."""
+        state = self._states.get(name)
+        if state is not None and state._trial == trial:
+            state._trial = 0
+
+    def answered(self, name: str) -> None:
+        """The instance gave a sound answer (not 5xx). Evidence of life, unless its own health check says otherwise."""
+        state = self._states.get(name)
+        if state is None:
+            return
+        state._n_failed = 0
+        state._trial = 0
+        if state.state is not State.UP and state.failure is not ProbeFailure.STATUS:
+            self._up(state)
+
+    def connect_failed(self, name: str, now_s: float) -> None:
+        """A connection could not be made: refused, unreachable, or silence until the connect limit."""
+        state = self._states.get(name)
+        if state is None:
+            return
+        if state.state is State.EJECTED and now_s < state._ejected_until_s:
+            return  # one of many that failed together: they count once
+        state.state = State.EJECTED
+        state._trial = 0
+        state._n_passed = 0
+        state._ejected_until_s = now_s + state._pause_s
+        state._pause_s = min(state._pause_s * 2, self._health.eject_max_s)
+
+    def probe_passed(self, name: str) -> None:
+        state = self._states[name]
+        state.last_probe_timed_out = False
+        state._n_failed = 0
+        state._n_passed += 1
+        if state.state is State.EJECTED:
+            self._half_open(state)
+        if state.state is not State.UP and state._n_passed >= (self._health.rise if state._was_up else 1):
+            self._up(state)
+
+    def probe_failed(self, name: str, failure: ProbeFailure) -> bool:
+        """Returns whether this took the instance down (from any other state) for a cause that empties its cache."""
+        state = self._states[name]
+        state._n_passed = 0
+        state.last_probe_timed_out = failure is ProbeFailure.TIMEOUT
+        if failure is ProbeFailure.TIMEOUT and self._most_time_out():
+            return False
+        state._n_failed += 1
+        if state.state is State.DOWN:
+            # A silent server that now refuses has died; one that now answers 503 is there again, and unwell.
+            died = failure is ProbeFailure.REFUSED and state.failure is not ProbeFailure.REFUSED
+            state.failure = failure
+            return died
+        if state.state is State.EJECTED or state._n_failed < self._fall(state, failure):
+            return False
+        state.state = State.DOWN
+        state.failure = failure
+        return failure is not ProbeFailure.TIMEOUT
+
+    def drain(self, name: str) -> None:
+        """No new requests for the instance; those under way finish."""
+        self._states[name].draining = True
+
+    def undrain(self, name: str) -> None:
+        self._states[name].draining = False
+
+    def learned_models(self, name: str, models: frozenset[str]) -> None:
+        """What the instance lists. A configured list stays."""
+        state = self._states[name]
+        if state.instance.models is None and state.models != models:
+            state.models = models
+            self._by_model.clear()
+
+    def _fall(self, state: InstanceState, failure: ProbeFailure) -> int:
+        # An instance that was never up and refuses is not there yet: there is nothing to protect from a blip.
+        return 1 if not state._was_up and failure is ProbeFailure.REFUSED else self._health.fall
+
+    def _most_time_out(self) -> bool:
+        n_silent = sum(s.last_probe_timed_out for s in self._states.values())
+        return n_silent >= 2 and 2 * n_silent >= len(self._states)
+
+    def _half_open(self, state: InstanceState) -> None:
+        state.state = State.HALF_OPEN
+        state._trial = 0
+
+    def _up(self, state: InstanceState) -> None:
+        state.state = State.UP
+        state._was_up = True
+        state.failure = None
+        state._trial = 0
+        state._pause_s = self._health.eject_s

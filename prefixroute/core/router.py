@@ -1,0 +1,254 @@
+"""Match, pick, lease: one synchronous step from a prompt to an instance.
+
+Nothing awaits between reading the facts and recording the choice, so a burst sees itself. What is taken is given
+back: a lease is a context manager, and its end returns the place in flight whatever happened in between.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+from types import TracebackType
+from typing import Self
+
+from prefixroute.core.blocks import BlockHasher
+from prefixroute.core.fleet import Fleet, HealthConstants, Instance, ProbeFailure
+from prefixroute.core.index import PrefixIndex, Recorded
+from prefixroute.core.load import Flight, Load, LoadConstants
+from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason, least_outstanding
+from prefixroute.core.prompt import Prompt
+from prefixroute.core.tokens import ByteTokenizer, Tokenizer
+from prefixroute.errors import NoInstanceError
+
+DEFAULT_CAPACITY_TOKENS = 1_000_000
+"""KV capacity of an instance that does not tell: too large costs less than too small (docs/routing.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What would be decided now, and from what. `decision` is None when nobody may take the request."""
+
+    facts: Facts
+    n_blocks: int
+    candidates: Sequence[Candidate]
+    decision: Decision | None
+
+
+class Lease:
+    """A request's place on an instance, from the decision until the attempt is over. Use as a context manager."""
+
+    __slots__ = ("_flight", "_recorded", "_router", "_trial", "chain", "decision", "n_tokens")
+
+    def __init__(
+        self,
+        router: "Router",
+        decision: Decision,
+        n_tokens: int,
+        chain: list[int],
+        *,
+        recorded: Recorded,
+        flight: Flight,
+        trial: int,
+    ) -> None:
+        self._router = router
+        self._flight: Flight | None = flight
+        self._recorded = recorded
+        self._trial = trial
+        self.decision = decision
+        self.n_tokens = n_tokens
+        self.chain = chain
+
+    @property
+    def instance(self) -> Instance:
+        return self.decision.instance
+
+    def answered(self) -> None:
+        """A sound answer (not 5xx) has begun: the instance lives."""
+        self._router.fleet.answered(self.instance.name)
+
+    def first_byte(self, now_s: float, *, learn: bool) -> None:
+        """The first byte of the answer's body is here. `learn`: of a sound answer, so its time tells the speed."""
+        if self._flight is not None:
+            self._router.load.first_byte(self._flight, now_s, learn=learn)
+
+    def refused(self) -> None:
+        """The instance did not take the request (busy, or never reached): it computed none of it."""
+        self._router.index.forget(self._recorded)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Gives the place back. The second time does nothing."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._router.load.end(flight)
+            self._router.fleet.released(self.instance.name, self._trial)
+
+
+class Router:
+    """The decision for one fleet. Owns the fleet's facts, the prefix index and the load; the policy only picks.
+
+    `capacities`: KV capacity in tokens by instance name, where it is known.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        policy: Policy,
+        hasher: BlockHasher,
+        rng: Random,
+        *,
+        tokenizer: Tokenizer | None = None,
+        index_bytes: int = 268_435_456,
+        load_constants: LoadConstants | None = None,
+        health: HealthConstants | None = None,
+        default_capacity_tokens: int = DEFAULT_CAPACITY_TOKENS,
+        capacities: dict[str, int] | None = None,
+    ) -> None:
+        self.fleet = Fleet(instances, health)
+        self.index = PrefixIndex(index_bytes)
+        self.load = Load(load_constants)
+        self.n_policy_faults = 0
+        """Decisions in which the policy failed, so that load decided."""
+        self.last_policy_fault: Exception | None = None
+        self._policy = policy
+        self._hasher = hasher
+        self._rng = rng
+        self._tokenizer = tokenizer or ByteTokenizer()
+        self._capacities: dict[str, int] = {}
+        for instance in instances:
+            capacity = (capacities or {}).get(instance.name, default_capacity_tokens)
+            self._capacities[instance.name] = capacity
+            self.index.add(instance.slot, self._blocks(capacity))
+            self.load.add(instance.slot)
+
+    # ------------------------------------------------------------------ deciding
+
+    def lease(self, prompt: Prompt, *, now_s: float, without: Collection[str] = (), only: str | None = None) -> Lease:
+        """Picks an instance for `prompt` and counts the request there.
+
+        `without`: names of instances already tried. `only`: the instance that must take it (a stored response), if
+        it may take requests at all. Raises NoInstanceError when nobody may.
+        """
+        facts, chain, candidates = self._facts(prompt, now_s, without)
+        if only is not None and (own := [c for c in candidates if c.instance.name == only]):
+            decision = Decision(own[0], Reason.STORED)
+        elif candidates:
+            decision = self._pick(facts, candidates)
+        else:
+            raise NoInstanceError("no instance can take the request")
+        return self._take(facts, chain, decision)
+
+    def explain(self, prompt: Prompt, *, now_s: float) -> Explanation:
+        """A dry run of `lease`: what it would decide now. Records nothing, and gives the dice back as they were."""
+        facts, chain, candidates = self._facts(prompt, now_s, ())
+        dice = self._rng.getstate()
+        faults = self.n_policy_faults, self.last_policy_fault
+        decision = self._pick(facts, candidates) if candidates else None
+        self.n_policy_faults, self.last_policy_fault = faults
+        self._rng.setstate(dice)
+        return Explanation(facts, len(chain), candidates, decision)
+
+    def _facts(
+        self, prompt: Prompt, now_s: float, without: Collection[str]
+    ) -> tuple[Facts, list[int], list[Candidate]]:
+        instances = self.fleet.candidates(prompt.model, now_s, without)
+        material = self._tokenizer.tokenize(prompt)
+        chain = self._hasher.chain(prompt.scope, material) if material else []
+        matched = self.index.match(chain)
+        block_tokens = self._hasher.block_tokens
+        load, n_tokens = self.load, prompt.n_tokens
+        fleet_rate, cold_work = load.fleet_rate(), load.work(0, n_tokens)
+        candidates = []
+        for instance in instances:
+            slot = instance.slot
+            matched_tokens, work = 0, cold_work
+            if slot in matched:
+                matched_tokens = matched[slot] * block_tokens
+                work = load.work(matched_tokens, n_tokens)
+            own, rate, progress = load.observe(slot, now_s, fleet_rate)
+            candidates.append(
+                # By position: keywords would make this, the most frequent call of a decision, cost thrice as much.
+                Candidate(
+                    instance,
+                    matched_tokens,
+                    work,
+                    own.in_flight,
+                    own.in_flight_tokens,
+                    own.pending_work,
+                    progress,
+                    rate,
+                    self._capacities[instance.name],
+                )
+            )
+        return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work), chain, candidates
+
+    def _pick(self, facts: Facts, candidates: list[Candidate]) -> Decision:
+        try:
+            decision = self._policy.pick(facts, candidates, self._rng)
+            if decision.candidate in candidates:
+                return decision
+            fault: Exception = ValueError(f"the policy picked {decision.candidate!r}, which is no candidate")
+        except Exception as error:  # noqa: BLE001  a policy's fault must never cost a request
+            fault = error
+        self.n_policy_faults += 1
+        self.last_policy_fault = fault
+        return Decision(least_outstanding(candidates, self._rng), Reason.FALLBACK)
+
+    def _take(self, facts: Facts, chain: list[int], decision: Decision) -> Lease:
+        candidate = decision.candidate
+        slot = candidate.instance.slot
+        if decision.reason is not Reason.FALLBACK:
+            try:
+                self._policy.record(facts, decision)
+            except Exception as fault:  # noqa: BLE001  as above: the choice stands
+                self.n_policy_faults += 1
+                self.last_policy_fault = fault
+        return Lease(
+            self,
+            decision,
+            facts.n_tokens,
+            chain,
+            recorded=self.index.record(chain, slot),
+            flight=self.load.begin(slot, facts.n_tokens, candidate.work, facts.now_s, streamed=facts.prompt.stream),
+            trial=self.fleet.taken(candidate.instance.name),
+        )
+
+    # ------------------------------------------------------------------ what is learned of instances
+
+    def connect_failed(self, name: str, now_s: float, *, timed_out: bool) -> None:
+        """No connection to the instance. A refusal means that nothing listens: its cache went with it."""
+        self.fleet.connect_failed(name, now_s)
+        if not timed_out:
+            self._lost(name)
+
+    def probe_failed(self, name: str, failure: ProbeFailure) -> None:
+        if self.fleet.probe_failed(name, failure):
+            self._lost(name)
+
+    def cache_emptied(self, name: str) -> None:
+        """The instance no longer holds what it held: it restarted, slept, or was reset."""
+        self.index.clear(self.fleet.state(name).instance.slot)
+
+    def capacity_tokens(self, name: str) -> int:
+        """Size of the instance's KV cache as far as known."""
+        return self._capacities[name]
+
+    def learned_capacity(self, name: str, capacity_tokens: int) -> None:
+        """The instance told the size of its KV cache: its map is sized like it."""
+        if capacity_tokens > 0 and capacity_tokens != self._capacities[name]:
+            self._capacities[name] = capacity_tokens
+            self.index.resize(self.fleet.state(name).instance.slot, self._blocks(capacity_tokens))
+
+    def _lost(self, name: str) -> None:
+        slot = self.fleet.state(name).instance.slot
+        self.index.clear(slot)
+        self.load.relearn(slot)
+
+    def _blocks(self, capacity_tokens: int) -> int:
+        return max(1, capacity_tokens // self._hasher.block_tokens)
