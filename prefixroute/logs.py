@@ -1,0 +1,331 @@
+r"""Lines on standard error: `key=value` for people, or JSON for machines.
+
+- **The event loop never waits for whoever reads them.** Standard error is often a pipe, and a stalled reader
+  (a log driver, a paused terminal) would stop every stream. So lines are made where they arise and written by a
+  thread, many at a time, from a backlog of bounded size; above it lines are dropped and counted.
+- **One record, one line**, except for tracebacks in text. Whatever could end a line, move a cursor or turn text
+  around is escaped, wherever it comes from.
+- **Nothing a client wrote.** Of a request only what is from closed sets, its checked id, and a model name that an
+  instance lists. Of a foreign exception only its type and place: its text may quote a header or a body.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TextIO
+
+from prefixroute.errors import PrefixRouteError
+from prefixroute.record import RequestRecord
+
+# Lines not written yet. Above 20,000 requests, which no reader is that much behind for a good reason.
+MAX_BACKLOG_CHARS = 8 * 1024 * 1024
+MAX_MESSAGE_CHARS = 8192
+MAX_FRAMES = 40
+MAX_EXCEPTIONS = 10
+# How long the writer lets lines gather: one wake-up and one write for all of them.
+_GATHER_S = 0.02
+# How long the end of the service may be held up by a reader that does not read.
+_FLUSH_S = 1.0
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
+# Controls (C0, DEL, C1), line and paragraph separators, bidirectional marks, lone surrogates.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
+_SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def configure_logs(log_format: Literal["text", "json"], level: str, stream: TextIO | None = None) -> "LineHandler":
+    """Sends all logging to `stream` (standard error). A second call replaces the first one's handler.
+
+    Close the handler at the end of the service: it writes what is left.
+    """
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if isinstance(handler, LineHandler):
+            root.removeHandler(handler)
+            handler.close()
+    handler = LineHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    for library in ("aiohttp", "asyncio"):
+        # Below warnings they tell of single connections and callbacks.
+        logging.getLogger(library).setLevel(max(root.level, logging.WARNING))
+    return handler
+
+
+def access_log(record: RequestRecord, logger: logging.Logger, knows_model: Callable[[str], bool]) -> None:
+    """One line for a finished request. `knows_model`: whether a model's name may be shown."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    model = record.model
+    fields: dict[str, Any] = {
+        "request_id": record.request_id,
+        "method": record.method if record.method in _METHODS else "other",
+        "route": record.route,
+        "lane": record.lane,
+        "model": model if model is None or knows_model(model) else "other",
+        "status": record.status,
+        "outcome": record.outcome.value,
+        "error": record.error,
+        "upstream": record.upstream,
+        "reason": record.reason.value if record.reason is not None else None,
+        "attempts": ",".join([attempt.value for attempt in record.attempts]) or None,
+        "streamed": record.streamed,
+        "prompt_tokens": record.prompt_tokens,
+        "matched_tokens": record.matched_tokens,
+        "cached_tokens": record.cached_tokens,
+        "ttft_ms": _ms(record.ttft_s),
+        "duration_ms": _ms(record.duration_s),
+        "waited_ms": _ms(record.waited_s) if record.waited_s else None,
+        "body_bytes": record.body_bytes,
+        "answer_bytes": record.answer_bytes,
+    }
+    # Past `Logger.info`, which would walk the stack for the caller's place.
+    entry = logging.LogRecord(logger.name, logging.INFO, "", 0, "request", None, None)
+    entry.fields = fields
+    logger.handle(entry)
+
+
+def log_loop_exception(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """For `loop.set_exception_handler`: the default one prints the exception's text and the task's arguments."""
+    exception = context.get("exception")
+    logging.getLogger("asyncio").error("%s", context.get("message", "unhandled exception"), exc_info=exception or False)
+
+
+class LineHandler(logging.Handler):
+    """Formats records where they arise and has a thread write them; see the module's rules."""
+
+    def __init__(self, stream: TextIO, *, max_backlog_chars: int = MAX_BACKLOG_CHARS) -> None:
+        super().__init__()
+        self.n_dropped = 0
+        """Lines that the reader was too slow for."""
+        self._stream = stream
+        self._fd = _fd(stream)
+        self._max_backlog_chars = max_backlog_chars
+        # Lines, and events to be set when everything before them is written.
+        self._backlog: deque[str | threading.Event] = deque()
+        # Each is counted up by one side only, so neither needs a lock.
+        self._n_chars_in = 0
+        self._n_chars_out = 0
+        self._n_told = 0
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._writer = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
+        self._writer.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001  arguments that do not fit the message: no reason to fail what was logged
+            line = f"a record of {record.name} at {record.filename}:{record.lineno} could not be formatted\n"
+        if self._closing.is_set() or self._n_chars_in - self._n_chars_out + len(line) > self._max_backlog_chars:
+            self.n_dropped += 1
+            return
+        self._n_chars_in += len(line)
+        self._backlog.append(line)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def flush(self) -> None:
+        """Waits until what was logged so far is written, for a bounded time. Blocks: not for the event loop."""
+        if not self._closing.is_set():
+            written = threading.Event()
+            self._backlog.append(written)
+            self._wake.set()
+            written.wait(_FLUSH_S)
+
+    def close(self) -> None:
+        """Writes what is left, for a bounded time, and stops the thread. Later records are dropped."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._wake.set()
+            self._writer.join(_FLUSH_S)
+        super().close()
+
+    def _write_all(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait()
+            self._closing.wait(_GATHER_S)
+            self._wake.clear()
+            self._write_backlog()
+        self._write_backlog()
+
+    def _write_backlog(self) -> None:
+        lines: list[str] = []
+        written: list[threading.Event] = []
+        while self._backlog:
+            item = self._backlog.popleft()
+            if isinstance(item, str):
+                lines.append(item)
+            else:
+                written.append(item)
+        n_chars = sum(map(len, lines))
+        if self.n_dropped > self._n_told:
+            lines.append(self._dropped_line())
+        try:
+            self._write("".join(lines))
+        except (OSError, ValueError):
+            self.n_dropped += len(lines)  # nobody listens any more
+        self._n_chars_out += n_chars
+        for event in written:
+            event.set()
+
+    def _write(self, text: str) -> None:
+        if self._fd is None:
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        # Past the stream and its lock: a write that never ends would hold it, and the interpreter aborts at exit
+        # when it cannot flush standard error.
+        left = memoryview(text.encode("utf-8", "backslashreplace"))
+        while left:
+            try:
+                left = left[os.write(self._fd, left) :]
+            except BlockingIOError:  # whoever started us shares the pipe and does not block on it
+                self._closing.wait(_GATHER_S)
+                if self._closing.is_set():
+                    raise
+
+    def _dropped_line(self) -> str:
+        n_dropped = self.n_dropped
+        message = f"{n_dropped - self._n_told} lines were dropped: nobody read them in time"
+        self._n_told = n_dropped
+        return self.format(logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None))
+
+
+class _LineFormatter(logging.Formatter):
+    """What both formats share: the time, the message with its bound, and tracebacks without foreign texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second = (0, "")
+
+    def _time(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        # Two threads at the turn of a second both store a pair that is right.
+        cached, text = self._second
+        if cached != second:
+            text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = (second, text)
+        return f"{text}.{int(record.created % 1 * 1000):03d}Z"
+
+    def _message(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if len(message) > MAX_MESSAGE_CHARS:
+            return f"{message[:MAX_MESSAGE_CHARS]}… ({len(message)} characters)"
+        return message
+
+
+class TextFormatter(_LineFormatter):
+    """`TIME level logger: message key=value …`; None is left out; a traceback follows, each line behind `  | `."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [f"{self._time(record)} {record.levelname.lower()} {record.name}: {escaped(self._message(record))}"]
+        for key, value in getattr(record, "fields", {}).items():
+            if value is not None:
+                parts.append(f"{key}={_text_value(value)}")
+        line = " ".join(parts)
+        if record.exc_info and record.exc_info[1] is not None:
+            line += "".join([f"\n  | {escaped(part)}" for part in traceback_lines(record.exc_info[1])])
+        return line + "\n"
+
+
+class JsonFormatter(_LineFormatter):
+    """One object a line, ASCII only: `time`, `level`, `logger`, `message`, the fields, and `exception`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self._time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": self._message(record),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = "\n".join(traceback_lines(record.exc_info[1]))
+        return self._encode(line) + "\n"
+
+
+def escaped(text: str) -> str:
+    """`text` on one line, without anything that a terminal or a log reader could obey."""
+    return _UNSAFE.sub(_escape, text)
+
+
+def traceback_lines(exception: BaseException) -> list[str]:
+    """The exception and what led to it, the first cause first: types and places, texts only of our own errors and
+    the operating system's. Bounded in frames and exceptions."""
+    return [line for part in list(_chain(exception))[:MAX_EXCEPTIONS][::-1] for line in _one_traceback(part)]
+
+
+def _chain(exception: BaseException) -> Iterator[BaseException]:
+    """The exception, its causes, and the members of groups; each once."""
+    seen: set[int] = set()
+    to_see: list[BaseException | None] = [exception]
+    while to_see:
+        one = to_see.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        to_see.append(one.__cause__ if one.__suppress_context__ else one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            to_see += reversed(one.exceptions)
+
+
+def _one_traceback(exception: BaseException) -> Iterator[str]:
+    place = exception.__traceback__
+    frames: deque[str] = deque(maxlen=MAX_FRAMES)
+    while place is not None:
+        code = place.tb_frame.f_code
+        frames.append(f"  {code.co_filename}:{place.tb_lineno} in {code.co_qualname}")
+        place = place.tb_next
+    yield from frames
+    kind = type(exception)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(exception, PrefixRouteError):
+        yield f"{name}: {exception}"
+    elif isinstance(exception, OSError) and exception.strerror:
+        yield f"{name}: {exception.strerror}"
+    else:
+        yield name
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    return _SHORT_ESCAPES.get(character) or (
+        f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
+    )
+
+
+def _text_value(value: object) -> str:
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    text = str(value)
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + escaped(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def _fd(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):  # in memory, or closed
+        return None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)

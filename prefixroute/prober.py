@@ -1,0 +1,294 @@
+"""Asks instances how they are: probes for health, and now and then what they serve and hold.
+
+- A probe is a new connection: it also tells whether the server still accepts any. One task an instance, so a
+  slow one delays nobody else.
+- 2xx, 429 and refusals of *us* (401, 403, 404, 405) mean that the server lives; the latter are told once. A
+  connection that could not be made, silence, and any other answer are failures; what follows from them is the
+  fleet's rule, not ours. Failures of this machine (no free socket) are no news about the instance.
+- Besides, once an instance is reachable and then every `LEARN_EVERY_S`: its models, its KV capacity, and whether
+  it restarted or sleeps, which empties its cache. What an answer does not tell stays as it was: unknown is not 0.
+- Every request carries the instance's key, if it has one. Keys are never logged.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from yarl import URL
+
+from prefixroute import __version__
+from prefixroute.config import HealthSettings
+from prefixroute.core.fleet import Instance, InstanceState, ProbeFailure, State
+from prefixroute.core.router import Router
+from prefixroute.instance_facts import InstanceFacts, read_metrics, read_models
+
+LEARN_EVERY_S = 30.0
+MAX_MODELS_BYTES = 1024 * 1024
+MAX_METRICS_BYTES = 4 * 1024 * 1024
+# Share of the interval by which probes vary, so that routers and instances do not fall into step.
+_JITTER = 0.1
+# Start times of one process agree exactly; of two processes they differ by a model's loading time.
+_SAME_START_S = 1.0
+
+_NO_SUCH_PATH = (404, 405)
+_REFUSES_US = (401, 403)
+_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+# Garbled answers end in ValueErrors of several libraries, unusable host names in UnicodeError, which is one.
+_REQUEST_ERRORS = (aiohttp.ClientError, OSError, ValueError)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the prober remembers of one instance."""
+
+    reported: State
+    health_path: str | None = None
+    learned_s: float | None = None
+    started_s: float | None = None
+    asleep: bool = False
+    told: dict[str, str] = field(default_factory=dict)
+    """Last warning by topic, until the topic is in order again."""
+
+
+class Prober:
+    """Probes every instance of the router's fleet. Use as an async context manager around `probe_once`, or `run`.
+
+    `api_keys`: by instance name. `known_capacity`: names whose KV capacity is configured and so not learned.
+    `on_change`: called when an instance may have become able to serve. `on_probe(name, outcome)`: after each probe;
+    outcome is `passed`, the value of a `ProbeFailure`, or `not_sent`.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        health: HealthSettings,
+        *,
+        api_keys: Mapping[str, str] | None = None,
+        known_capacity: Collection[str] = (),
+        on_change: Callable[[], None] = lambda: None,
+        on_probe: Callable[[str, str], None] = lambda _name, _outcome: None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: Random | None = None,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        self._router = router
+        self._health = health
+        self._headers = {name: {"Authorization": f"Bearer {key}"} for name, key in (api_keys or {}).items()}
+        self._known_capacity = frozenset(known_capacity)
+        self._on_change = on_change
+        self._on_probe = on_probe
+        self._clock = clock
+        self._rng = rng or Random()
+        self._logger = logger or logging.getLogger(__name__)
+        self._memories = {s.instance.name: _Memory(s.state) for s in router.fleet.states()}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            # At most one request an instance is under way.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,
+            headers={"User-Agent": f"prefixroute/{__version__}", "Accept-Encoding": "identity"},
+            timeout=aiohttp.ClientTimeout(total=self._health.timeout_s),
+        )
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def run(self) -> None:
+        """Probes until cancelled: all instances at once, then each at its own pace."""
+        async with self, asyncio.TaskGroup() as tasks:
+            for instance in self._router.fleet.instances:
+                tasks.create_task(self._watch(instance), name=f"probe {instance.name}")
+
+    async def _watch(self, instance: Instance) -> None:
+        interval_s = self._health.interval_s
+        await self.probe_once(instance)
+        await asyncio.sleep(self._rng.random() * interval_s)
+        while True:
+            began_s = self._clock()
+            await self.probe_once(instance)
+            pause_s = interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
+            # A slow answer is part of the interval, but never all of it.
+            await asyncio.sleep(max(pause_s - (self._clock() - began_s), pause_s * _JITTER))
+
+    async def probe_once(self, instance: Instance) -> None:
+        """One probe and all that follows from it, learning included when it is due. Raises nothing of the network's."""
+        name = instance.name
+        memory = self._memories[name]
+        state = self._router.fleet.state(name)
+        try:
+            status = await self._ask_health(instance, memory)
+        except _REQUEST_ERRORS as error:
+            failure = failure_of(error)
+            cause = "not_sent" if failure is None else failure.value
+            if failure is None:
+                self._on_probe(name, cause)
+                self._tell(memory, name, "not_sent", f"cannot be probed from here ({_error_text(error)})")
+                return
+            if failure is ProbeFailure.STATUS:
+                cause = _error_text(error)
+        else:
+            failure = None if self._lives(memory, name, status) else ProbeFailure.STATUS
+            cause = "passed" if failure is None else f"status {status}"
+        memory.told.pop("not_sent", None)
+        self._on_probe(name, "passed" if failure is None else failure.value)
+        self._report(state, memory, "traffic")
+        before = (state.state, state.failure)
+        if failure is None:
+            self._router.fleet.probe_passed(name)
+        else:
+            self._router.probe_failed(name, failure)
+        self._report(state, memory, cause)
+        if (state.state, state.failure) != before:
+            self._on_change()
+        if failure is not None or before[0] is not State.UP:
+            memory.learned_s = None
+        if failure is None and (memory.learned_s is None or self._clock() - memory.learned_s >= LEARN_EVERY_S):
+            memory.learned_s = self._clock()
+            await self._learn_models(instance, memory, state)
+            await self._learn_engine(instance, memory)
+
+    # ------------------------------------------------------------------ health
+
+    async def _ask_health(self, instance: Instance, memory: _Memory) -> int:
+        """Status of the health check. `auto`: of the first path that exists, which is remembered."""
+        if self._health.path != "auto":
+            return (await self._get(instance, self._health.path, 0))[0]
+        status = 0
+        for path in dict.fromkeys((memory.health_path or "/health", "/health", "/ping")):
+            status, _ = await self._get(instance, path, 0)
+            if status not in _NO_SUCH_PATH:
+                memory.health_path = path
+                break
+        return status
+
+    def _lives(self, memory: _Memory, name: str, status: int) -> bool:
+        """Whether an answer comes from a server that works, though it may not tell us so."""
+        if 200 <= status < 300:
+            memory.told.pop("health", None)
+        elif status in _REFUSES_US or status in _NO_SUCH_PATH:
+            remedy = "check the key that its api_key_env names" if status in _REFUSES_US else "set fleet.health.path"
+            self._tell(memory, name, "health", f"answers its health check with {status}: taken as alive ({remedy})")
+        else:
+            return status == 429  # which is what busy servers say
+        return True
+
+    def _report(self, state: InstanceState, memory: _Memory, cause: str) -> None:
+        """Logs a change of state since the last one told."""
+        before, after = memory.reported, state.state
+        if before is after:
+            return
+        memory.reported = after
+        level = logging.WARNING if after in (State.DOWN, State.EJECTED) else logging.INFO
+        self._log(level, state.instance.name, f"is {after.value}", before=before.value, cause=cause)
+
+    # ------------------------------------------------------------------ what instances serve and hold
+
+    async def _learn_models(self, instance: Instance, memory: _Memory, state: InstanceState) -> None:
+        if instance.models is not None:
+            return
+        body = await self._ask(instance, memory, "/v1/models", MAX_MODELS_BYTES)
+        models = read_models(body) if body is not None else None
+        if models is None or models == state.models:
+            return
+        self._router.fleet.learned_models(instance.name, models)
+        self._log(logging.INFO, instance.name, "lists its models", n_models=len(models))
+        self._on_change()
+
+    async def _learn_engine(self, instance: Instance, memory: _Memory) -> None:
+        name = instance.name
+        body = await self._ask(instance, memory, "/metrics", MAX_METRICS_BYTES)
+        facts = read_metrics(body) if body is not None else InstanceFacts()
+        if facts.capacity_tokens is not None and name not in self._known_capacity:
+            if facts.capacity_tokens != self._router.capacity_tokens(name):
+                self._log(logging.INFO, name, "tells its KV capacity", capacity_tokens=facts.capacity_tokens)
+            self._router.learned_capacity(name, facts.capacity_tokens)
+        if facts.started_s is not None:
+            if memory.started_s is not None and abs(facts.started_s - memory.started_s) > _SAME_START_S:
+                self._router.cache_emptied(name)
+                self._log(logging.INFO, name, "has restarted: its cache is taken as empty")
+            memory.started_s = facts.started_s
+        if facts.asleep is not None:
+            if facts.asleep:
+                self._router.cache_emptied(name)
+                if not memory.asleep:
+                    self._log(logging.WARNING, name, "sleeps: its cache is taken as empty")
+            memory.asleep = facts.asleep
+
+    async def _ask(self, instance: Instance, memory: _Memory, path: str, max_bytes: int) -> bytes | None:
+        """Body of a 2xx answer; None for anything else, which is no reason to think worse of the instance."""
+        try:
+            status, body = await self._get(instance, path, max_bytes)
+        except _REQUEST_ERRORS as error:
+            self._log(logging.DEBUG, instance.name, f"{path} could not be read", cause=_error_text(error))
+            return None
+        if status in _REFUSES_US:
+            remedy = "check the key that its api_key_env names"
+            self._tell(memory, instance.name, path, f"answers {path} with {status} ({remedy})")
+        elif body is None:
+            self._tell(memory, instance.name, path, f"has a {path} of more than {max_bytes} bytes: not read")
+        else:
+            memory.told.pop(path, None)
+            return body if 200 <= status < 300 else None
+        return None
+
+    # ------------------------------------------------------------------ requests and lines
+
+    async def _get(self, instance: Instance, path: str, max_bytes: int) -> tuple[int, bytes | None]:
+        """Status and body; None for a body above `max_bytes`."""
+        if self._session is None:
+            raise RuntimeError("the prober is used outside its context")
+        async with self._session.get(
+            URL(instance.url + path, encoded=True), headers=self._headers.get(instance.name), allow_redirects=False
+        ) as response:
+            body = bytearray()
+            if max_bytes:
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) > max_bytes:
+                        return response.status, None
+            return response.status, bytes(body)
+
+    def _tell(self, memory: _Memory, name: str, topic: str, message: str) -> None:
+        """Warns of what lasts, once."""
+        if memory.told.get(topic) != message:
+            memory.told[topic] = message
+            self._log(logging.WARNING, name, message)
+
+    def _log(self, level: int, name: str, message: str, **fields: object) -> None:
+        self._logger.log(level, "%s %s", name, message, extra={"fields": {"upstream": name, **fields}})
+
+
+def failure_of(error: Exception) -> ProbeFailure | None:
+    """What a request that got no answer says about the instance; None: nothing, it could not be sent from here."""
+    os_error = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(os_error, OSError) and os_error.errno in _OWN_FAULTS:
+        return None
+    # A resolver that is out of order says nothing about the name, and hits all instances alike.
+    is_silence = isinstance(os_error, TimeoutError) or (
+        isinstance(os_error, socket.gaierror) and os_error.errno == socket.EAI_AGAIN
+    )
+    if is_silence:
+        return ProbeFailure.TIMEOUT
+    return ProbeFailure.REFUSED if isinstance(error, aiohttp.ClientConnectorError) else ProbeFailure.STATUS
+
+
+def _error_text(error: Exception) -> str:
+    # The error's own text may hold the address, and with it what the operator wrote there.
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__

@@ -1,0 +1,94 @@
+"""One request, as it went: what the access log, the metrics and `/explain`'s readers are made of.
+
+Holds nothing a client wrote except the request id, which is checked where it comes in: no header, query or prompt.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from prefixroute.core.policy import Reason
+from prefixroute.core.prompt import NoKeyCause
+
+
+class Outcome(Enum):
+    """How a request ended. Closed: values are metric labels."""
+
+    OK = "ok"
+    """An answer below 400 was relayed whole."""
+    CLIENT_ERROR = "client_error"
+    """An instance's 4xx was relayed whole."""
+    SERVER_ERROR = "server_error"
+    """An instance's 5xx was relayed whole."""
+    REFUSED = "refused"
+    """Answered 4xx by the router itself."""
+    LOCAL = "local"
+    """Answered by the router itself, as it should: health, the model list."""
+    NO_INSTANCE = "no_instance"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    BROKEN = "broken"
+    """The instance broke off: 502, or a broken stream when the answer had begun."""
+    CLIENT_GONE = "client_gone"
+    FAULT = "fault"
+    """The router's own fault: 500."""
+
+
+class AttemptOutcome(Enum):
+    """How one attempt on one instance ended. Closed: values are metric labels."""
+
+    ANSWERED = "answered"
+    BUSY = "busy"
+    """429 or 503: another instance may be tried."""
+    UNREACHABLE = "unreachable"
+    STALE = "stale"
+    """A reused connection closed before a byte of the answer."""
+    UNANSWERED = "unanswered"
+    """A fresh connection died after the request was sent, before a byte of the answer."""
+    TIMEOUT = "timeout"
+    BROKEN = "broken"
+    """The answer broke off after it had begun."""
+    ABANDONED = "abandoned"
+    """The client left."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Filled in as the request goes; complete when it is handed on. Times in seconds, sizes in bytes."""
+
+    request_id: str
+    method: str
+    route: str
+    """From the closed set of routes, never the path itself."""
+    lane: str
+    began_s: float
+    """Monotonic."""
+    model: str | None = None
+    """As the request names it: not for labels."""
+    outcome: Outcome = Outcome.FAULT
+    status: int | None = None
+    """What the client was told; None when it left before."""
+    error: str | None = None
+    """Code of the error that ended it."""
+    streamed: bool = False
+    body_bytes: int = 0
+    answer_bytes: int = 0
+    duration_s: float = 0.0
+    ttft_s: float | None = None
+    """Until the first byte of the answer's body was passed on."""
+    waited_s: float = 0.0
+    """In the waiting room, because nobody could take it."""
+    decision_s: float | None = None
+    """Of the last decision: chain, match, pick, record."""
+    reason: Reason | None = None
+    upstream: str | None = None
+    """Name of the instance that was tried last."""
+    prompt_tokens: int = 0
+    """Estimated."""
+    matched_tokens: int = 0
+    """Predicted to be cached on `upstream`."""
+    cached_tokens: int | None = None
+    """As the instance reported."""
+    reported_prompt_tokens: int | None = None
+    """As the instance reported, together with `cached_tokens`."""
+    no_key: NoKeyCause | None = None
+    attempts: list[AttemptOutcome] = field(default_factory=list)

@@ -1,0 +1,113 @@
+"""What is read out of an instance's model list and metrics, and what is left unknown."""
+
+import pytest
+
+from prefixroute.instance_facts import InstanceFacts, read_metrics, read_models
+
+# As vLLM 0.32 writes them; long lines shortened.
+VLLM = b"""\
+# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.79595956251e+09
+# TYPE vllm:engine_sleep_state gauge
+vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="weights_offloaded"} 0.0
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{_block_size_resolved="True",block_size="32",cache_dtype="auto",\
+effective_attention_block_size="32",hash_block_size="None",kv_cache_size_tokens="131072",mamba_block_size="None",\
+num_cpu_blocks="None",num_gpu_blocks="4096",num_gpu_blocks_override="None",user_specified_block_size="True"} 1.0
+"""
+LLAMA_CPP = b"# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total 19844\n"
+
+
+def test_vllm_tells_capacity_start_and_sleep() -> None:
+    assert read_metrics(VLLM) == InstanceFacts(capacity_tokens=131_072, started_s=1795959562.51, asleep=False)
+
+
+def test_other_servers_tell_nothing() -> None:
+    assert read_metrics(LLAMA_CPP) == InstanceFacts()
+    assert read_metrics(b"") == InstanceFacts()
+
+
+def test_older_vllm_tells_blocks_and_their_size() -> None:
+    line = b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000"} 1.0'
+
+    assert read_metrics(line).capacity_tokens == 16_000
+
+
+def test_a_hybrid_model_holds_more_than_its_blocks_say() -> None:
+    """Layers share blocks there: 320 blocks of 8 tokens hold 463,459."""
+    line = b'vllm:cache_config_info{block_size="8",kv_cache_size_tokens="463459",num_gpu_blocks="320"} 1.0'
+
+    assert read_metrics(line).capacity_tokens == 463_459
+
+
+def test_engines_behind_one_address_add_up() -> None:
+    line = b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%s"} 1.0\n'
+
+    assert read_metrics(line % (0, b"1000") + line % (1, b"500")).capacity_tokens == 24_000
+    assert read_metrics(line % (0, b"1000") + line % (1, b"None")).capacity_tokens is None
+
+
+def test_asleep_is_told() -> None:
+    assert read_metrics(VLLM.replace(b'"awake"} 1.0', b'"awake"} 0.0')).asleep is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"process_start_time_seconds",
+        b"process_start_time_seconds \n",
+        b"process_start_time_seconds soon",
+        b"process_start_time_seconds NaN",
+        b"process_start_time_seconds +Inf",
+        b"# process_start_time_seconds 12",
+        b"other_process_start_time_seconds 12",
+        b'vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1.0',
+        b'vllm:cache_config_info{hash_block_size="16",num_gpu_blocks="10"} 1.0',
+        b'vllm:cache_config_info{block_size="16",num_gpu_blocks="0"} 1.0',
+        b'vllm:cache_config_info{block_size="16",num_gpu_blocks="-1"} 1.0',
+        b'vllm:cache_config_info{block_size="16',
+        b'vllm:engine_sleep_state{sleep_state="awake"}',
+        b'vllm:engine_sleep_state{sleep_state="awake"} yes',
+        b"\xff\xfe\x00{}{}{ }\r\n",
+        b"<html>not metrics</html>",
+    ],
+)
+def test_what_cannot_be_understood_is_unknown(text: bytes) -> None:
+    assert read_metrics(text) == InstanceFacts()
+
+
+def test_timestamps_windows_line_ends_and_odd_labels_do_no_harm() -> None:
+    assert read_metrics(b"process_start_time_seconds 12.5 1700000000000\r\n").started_s == 12.5
+    assert read_metrics(b'vllm:engine_sleep_state{model_name="a } b",sleep_state="awake"} 1.0 17\n').asleep is False
+
+
+def test_hostile_text_costs_no_more_than_its_length() -> None:
+    """Each would take hours with a search that goes back; a time-out fails the test."""
+    for text in (
+        b"a" * 4_000_000,
+        b"\nvllm:cache_config_info{" * 170_000,
+        b"vllm:cache_config_info{" + b',block_size="1' * 300_000,
+        b"vllm:cache_config_info{" + b'kv_cache_size_tokens="' * 190_000,
+    ):
+        assert read_metrics(text).capacity_tokens is None
+
+
+def test_models_and_adapters_are_listed_by_id() -> None:
+    body = (
+        b'{"object":"list","data":[{"id":"org/base:tag","max_model_len":4096},{"id":"lora-a","parent":"org/base:tag"}]}'
+    )
+
+    assert read_models(body) == frozenset({"org/base:tag", "lora-a"})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"null", b"[]", b'"x"', b"{}", b'{"data":null}', b'{"data":{}}', b'{"data":[]}',
+        b'{"data":[null,1,{"id":null},{"id":""},{}]}', b"\xff", b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_an_odd_model_list_is_unknown_rather_than_empty(body: bytes) -> None:
+    assert read_models(body) is None
