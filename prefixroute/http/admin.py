@@ -1,0 +1,240 @@
+"""The admin plane: metrics, health, instances, explanations. Its own port, on loopback by default, without a token.
+
+Because there is no token, what changes something or costs something is refused to web pages: a browser marks such
+requests with Origin or Sec-Fetch-Site, whatever page makes it send them. Nothing here echoes a prompt or a header.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from traceback import format_tb
+from urllib.parse import parse_qs
+
+import orjson
+from aiohttp import web
+
+from prefixroute.core.fleet import InstanceState
+from prefixroute.core.prompt import MAX_PARSED_BYTES, Api, read_prompt
+from prefixroute.core.router import Router
+from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError
+from prefixroute.http.admin_views import explanation_view, instance_view, states_view
+from prefixroute.http.body import check_framing, check_length, expect_continue, read_whole
+from prefixroute.http.headers import RawHeaders, first, short_text
+from prefixroute.http.response import RawResponse
+from prefixroute.http.routes import plain_path
+from prefixroute.metrics import Metrics, encode
+
+_log = logging.getLogger(__name__)
+
+_PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
+_FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
+_INSTANCES = "/instances/"
+_ENDPOINTS = {
+    "GET /metrics": "Prometheus metrics",
+    "GET /livez": "200 while the process runs",
+    "GET /readyz": "200 while requests can be served, else 503 and why",
+    "GET /instances": "the fleet as the router sees it",
+    "POST /instances/{name}/drain": "no new requests for an instance",
+    "POST /instances/{name}/undrain": "takes that back",
+    "POST /explain": "dry run: where this request body would go, and why (?path= names its data-plane path)",
+}
+
+# Status, headers (a Content-Type among them), body.
+Reply = tuple[int, RawHeaders, bytes]
+_Endpoint = Callable[[web.BaseRequest], Awaitable[Reply]]
+
+
+class UnknownInstanceError(RequestError):
+    """The fleet has no instance of the name in the path."""
+
+    status = 404
+    code = "unknown_instance"
+
+
+class UnknownEndpointError(RequestError):
+    """There is nothing at this path."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodError(RequestError):
+    """The path takes another method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, allowed: str) -> None:
+        super().__init__(f"this path takes {allowed}")
+        self.allowed = allowed
+
+
+class SlowBodyError(RequestError):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class Admin:
+    """Serves requests of the admin port.
+
+    `classify`: data-plane path → the grammar of its bodies. `on_change`: called when an instance may have become
+    able to serve. `max_body_bytes` and `body_timeout_s` bound the body of an explanation.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        metrics: Metrics,
+        *,
+        strategy: str,
+        classify: Callable[[str], Api],
+        is_stopping: Callable[[], bool],
+        on_change: Callable[[], None] = lambda: None,
+        session_header: str = "x-session-id",
+        max_body_bytes: int = 64 * 1024 * 1024,
+        body_timeout_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._router = router
+        self._metrics = metrics
+        self._strategy = strategy
+        self._classify = classify
+        self._is_stopping = is_stopping
+        self._on_change = on_change
+        self._session_header = session_header.lower().encode("ascii")
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+        self._clock = clock
+        self._get: dict[str, _Endpoint] = {
+            "/": self._index,
+            "/metrics": self._show_metrics,
+            "/livez": self._livez,
+            "/readyz": self._readyz,
+            "/instances": self._instances,
+        }
+        self._post: dict[str, _Endpoint] = {"/explain": self._explain}
+        for instance in router.fleet.instances:
+            self._post[f"{_INSTANCES}{instance.name}/drain"] = self._drain
+            self._post[f"{_INSTANCES}{instance.name}/undrain"] = self._undrain
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer to one request, already written. Every error as JSON, and none with a traceback."""
+        try:
+            status, headers, body = await self._reply(request)
+        except PrefixRouteError as error:
+            status, headers, body = _error(error)
+        except Exception as fault:  # noqa: BLE001  the admin plane's one place that answers 500
+            _log.error("admin: %s\n%s", type(fault).__name__, "".join(format_tb(fault.__traceback__)))
+            status, headers, body = _error(PrefixRouteError("internal error"))
+        response = RawResponse(request, close=request.can_read_body)
+        response.whole_now(status, headers, body)
+        return response
+
+    async def _reply(self, request: web.BaseRequest) -> Reply:
+        check_framing(request)
+        path = plain_path(request.raw_path)
+        if request.method in ("GET", "HEAD"):
+            endpoint = self._get.get(path)
+        else:
+            _refuse_web_pages(request.raw_headers)
+            endpoint = self._post.get(path) if request.method == "POST" else None
+        if endpoint is not None:
+            return await endpoint(request)
+        if path in self._get:
+            raise MethodError("GET,HEAD")
+        if path in self._post:
+            raise MethodError("POST")
+        if path.startswith(_INSTANCES) and path.endswith(("/drain", "/undrain")):
+            raise UnknownInstanceError("no instance of this name")
+        raise UnknownEndpointError("there is nothing at this path (GET / lists what there is)")
+
+    async def _index(self, _request: web.BaseRequest) -> Reply:
+        return _json({"endpoints": _ENDPOINTS})
+
+    async def _show_metrics(self, request: web.BaseRequest) -> Reply:
+        # Encoding thousands of series takes tens of milliseconds, which no stream should wait for.
+        accept = ",".join(request.headers.getall("Accept", []))
+        body, content_type = await asyncio.to_thread(encode, self._metrics.snapshot(), accept)
+        return 200, [(b"Content-Type", content_type.encode("ascii"))], body
+
+    async def _livez(self, _request: web.BaseRequest) -> Reply:
+        return _json({"live": True})
+
+    async def _readyz(self, _request: web.BaseRequest) -> Reply:
+        reasons = []
+        if self._is_stopping():
+            reasons.append("stopping")
+        if not self._router.fleet.can_serve(self._clock()):
+            reasons.append("no_instance")
+        body = {"ready": not reasons, "reasons": reasons, "instances": states_view(self._router)}
+        return _json(body, status=503 if reasons else 200)
+
+    async def _instances(self, _request: web.BaseRequest) -> Reply:
+        now_s = self._clock()
+        return _json([instance_view(self._router, state, now_s) for state in self._router.fleet.states()])
+
+    async def _drain(self, request: web.BaseRequest) -> Reply:
+        state = self._named(request)
+        self._router.fleet.drain(state.instance.name)
+        return _json(instance_view(self._router, state, self._clock()))
+
+    async def _undrain(self, request: web.BaseRequest) -> Reply:
+        state = self._named(request)
+        self._router.fleet.undrain(state.instance.name)
+        self._on_change()
+        return _json(instance_view(self._router, state, self._clock()))
+
+    async def _explain(self, request: web.BaseRequest) -> Reply:
+        raw = request.raw_headers
+        check_length(request, self._max_body_bytes)
+        expect_continue(request)
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                body = await read_whole(request, self._max_body_bytes)
+        except TimeoutError:
+            raise SlowBodyError("the body did not arrive in time") from None
+        path = parse_qs(request.raw_path.partition("?")[2]).get("path")
+        prompt = read_prompt(
+            _guess(body) if path is None else self._classify(path[0]),
+            body,
+            session_id=short_text(raw, self._session_header),
+            prefix_aware_id=short_text(raw, _PREFIX_AWARE_ID),
+            encoded=first(raw, b"content-encoding") is not None,
+        )
+        explanation = self._router.explain(prompt, now_s=self._clock())
+        return _json(explanation_view(self._router, explanation, self._strategy))
+
+    def _named(self, request: web.BaseRequest) -> InstanceState:
+        return self._router.fleet.state(plain_path(request.raw_path)[len(_INSTANCES) :].rpartition("/")[0])
+
+
+def _refuse_web_pages(headers: RawHeaders) -> None:
+    if first(headers, b"origin") is not None or first(headers, b"sec-fetch-site") in _FOREIGN_SITES:
+        raise ForbiddenError("requests of web pages are refused here")
+
+
+def _guess(body: bytes) -> Api:
+    """Grammar of a body whose path is not given, by its fields. Only large bodies are read alike in all grammars."""
+    try:
+        fields = orjson.loads(body) if len(body) <= MAX_PARSED_BYTES else None
+    except orjson.JSONDecodeError:
+        return Api.CHAT
+    if not isinstance(fields, dict):
+        return Api.CHAT
+    if "messages" in fields:
+        return Api.MESSAGES if "system" in fields else Api.CHAT
+    return Api.RESPONSES if "input" in fields else Api.INVOCATIONS
+
+
+def _json(body: object, status: int = 200) -> Reply:
+    return status, [(b"Content-Type", b"application/json")], orjson.dumps(body)
+
+
+def _error(error: PrefixRouteError) -> Reply:
+    status, headers, body = _json({"error": {"code": error.code, "message": str(error)}}, error.status)
+    if isinstance(error, MethodError):
+        headers = [*headers, (b"Allow", error.allowed.encode("ascii"))]
+    return status, headers, body

@@ -1,0 +1,175 @@
+"""One request on its way: lease, attempt, maybe another attempt, relay.
+
+A request's facts are fixed before the first attempt; what happens is written into its record. The rules for repeating
+are in `retry`.
+"""
+
+import asyncio
+
+from prefixroute.core.router import Lease
+from prefixroute.errors import (
+    NoInstanceError,
+    RequestError,
+    UpstreamBrokenError,
+    UpstreamTimeoutError,
+    UpstreamUnreachableError,
+)
+from prefixroute.http.answer import Answer, GarbledAnswerError
+from prefixroute.http.ask import Ask, Exchanges
+from prefixroute.http.relay import Relay
+from prefixroute.http.response import RawResponse
+from prefixroute.record import AttemptOutcome, RequestRecord
+
+__all__ = ["Exchange", "Exchanges"]
+
+_BUSY = (429, 503)
+
+
+class Exchange:
+    """Carries one ask to an answer. `run` once."""
+
+    def __init__(self, shared: Exchanges, ask: Ask, response: RawResponse, record: RequestRecord) -> None:
+        self._shared = shared
+        self._ask = ask
+        self._record = record
+        self._relay = Relay(shared, ask, response, record)
+        self._tried: set[str] = set()
+        # A body that cannot be sent again must not be lost to a connection that the instance is just closing.
+        self._fresh = not ask.body_again
+        # A busy instance's answer, kept in case nobody else takes the request.
+        self._held: tuple[Answer, str] | None = None
+        self._unreachable: UpstreamUnreachableError | None = None
+        self._n_attempts = 0
+
+    async def run(self) -> None:
+        """Relays an answer. Raises NoInstanceError or UpstreamError when none could be begun, or when it broke off.
+
+        Of a streamed body also what it raises.
+        """
+        shared = self._shared
+        shared.budget.paid_in()
+        until_s = shared.clock() + shared.waiting.wait_s
+        try:
+            while True:
+                if self._n_attempts < shared.max_attempts and (lease := self._lease()) is not None:
+                    with lease:
+                        if await self._attempt(lease):
+                            return
+                elif self._held is not None:
+                    answer, self._record.upstream = self._held
+                    await self._relay.run(answer, None)
+                    return
+                elif self._unreachable is not None and self._others():
+                    raise self._unreachable
+                else:
+                    await self._wait(until_s)
+        finally:
+            self._let_go()
+
+    def _lease(self) -> Lease | None:
+        """A place on the instance that is picked; None when nobody may take the request."""
+        shared, ask, record = self._shared, self._ask, self._record
+        began_s = shared.clock()
+        try:
+            lease = shared.router.lease(ask.prompt, now_s=began_s, without=self._tried, only=ask.only)
+        except NoInstanceError:
+            return None
+        record.decision_s = shared.clock() - began_s
+        record.reason = lease.decision.reason
+        record.upstream = lease.instance.name
+        record.matched_tokens = lease.decision.candidate.matched_tokens
+        return lease
+
+    def _others(self) -> bool:
+        """Whether there is an instance left to try."""
+        shared = self._shared
+        return bool(shared.router.fleet.candidates(self._ask.prompt.model, shared.clock(), self._tried))
+
+    async def _wait(self, until_s: float) -> None:
+        began_s = self._shared.clock()
+        try:
+            await self._shared.waiting.wait_change(until_s)
+        finally:
+            self._record.waited_s += self._shared.clock() - began_s
+        # Whoever could not be reached may be back.
+        self._tried.clear()
+        self._n_attempts = 0
+        self._unreachable = None
+
+    async def _attempt(self, lease: Lease) -> bool:
+        """An attempt, and what is to be repeated on the same instance. False: try another one."""
+        shared = self._shared
+        name = lease.instance.name
+        self._tried.add(name)
+        while True:
+            self._n_attempts += 1
+            try:
+                answer = await shared.upstream.send(lease.instance, self._ask.request, fresh=self._fresh)
+            except UpstreamUnreachableError as error:
+                self._note(AttemptOutcome.UNREACHABLE)
+                lease.refused()
+                shared.router.connect_failed(name, shared.clock(), timed_out=error.timed_out)
+                self._unreachable = error
+                return False
+            except UpstreamBrokenError as error:
+                self._note(_outcome_of_loss(error))
+                if not self._may_repeat(error):
+                    if error.reused and self._held is not None:
+                        return False  # nothing was computed there, and there is an answer to pass on
+                    raise
+                self._fresh = True
+                if not error.reused and self._others():
+                    return False
+                continue
+            except UpstreamTimeoutError:
+                self._note(AttemptOutcome.TIMEOUT)
+                raise
+            except (asyncio.CancelledError, RequestError):
+                self._note(AttemptOutcome.ABANDONED)
+                raise
+            break
+        if answer.status in _BUSY:
+            lease.refused()
+            if self._may_go_on(name):
+                self._note(AttemptOutcome.BUSY)
+                self._let_go()
+                self._held = answer, name
+                return False
+        self._let_go()
+        try:
+            await self._relay.run(answer, lease)
+        finally:
+            answer.close()
+        return True
+
+    def _may_repeat(self, error: UpstreamBrokenError) -> bool:
+        shared, ask = self._shared, self._ask
+        if isinstance(error, GarbledAnswerError) or not ask.body_again or self._n_attempts >= shared.max_attempts:
+            return False
+        if error.reused:
+            return True
+        # Once: a second death of the same request is likely its own doing.
+        already = self._record.attempts.count(AttemptOutcome.UNANSWERED) > 1
+        return shared.repeat_unanswered and ask.repeatable and not already and shared.budget.take()
+
+    def _may_go_on(self, name: str) -> bool:
+        """Whether a busy instance's answer may be held back to ask another."""
+        shared, ask = self._shared, self._ask
+        # Nobody else has the stored response that the request names.
+        if not ask.body_again or name == ask.only or self._n_attempts >= shared.max_attempts:
+            return False
+        return self._others() and shared.budget.take()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held[0].close()
+
+    def _note(self, outcome: AttemptOutcome) -> None:
+        self._record.attempts.append(outcome)
+
+
+def _outcome_of_loss(error: UpstreamBrokenError) -> AttemptOutcome:
+    if isinstance(error, GarbledAnswerError):
+        return AttemptOutcome.BROKEN
+    return AttemptOutcome.STALE if error.reused else AttemptOutcome.UNANSWERED

@@ -1,0 +1,112 @@
+"""Which headers pass, and the few that the router reads.
+
+Everything passes in the order, case and repetition in which it came, except what belongs to one connection (RFC 9110,
+7.6.1) and what frames the message, which each side computes for itself. `Host` names the instance, as servers behind
+names expect. Nothing is added: an `X-Forwarded-For` of the client's goes on as sent, and is trusted for nothing.
+"""
+
+from collections.abc import Sequence
+from re import compile as re_compile
+from uuid import uuid4
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_CONDITIONS = frozenset(
+    {
+        b"accept-encoding",
+        b"if-match",
+        b"if-modified-since",
+        b"if-none-match",
+        b"if-range",
+        b"if-unmodified-since",
+        b"range",
+    }
+)
+_NOT_RELAYED_WHEN_CHUNKED = _HOP_BY_HOP | {b"content-length"}
+
+# Printable ASCII without space, quotes and backslash: safe in a log line and in a header.
+_REQUEST_ID = re_compile(rb"[!#-&(-\[\]-~]{1,128}")
+_SHORT_TEXT = re_compile(rb"[\x20-\x7e]{1,256}")
+
+
+def forwarded(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Request headers that go on to an instance. Host and framing are the sender's to add."""
+    return _without(headers, _NOT_FORWARDED)
+
+
+def asking(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Headers of a request of the router's own, on a client's behalf: nothing that would make the answer a part of one,
+    or one that cannot be read."""
+    return _without(headers, _NOT_FORWARDED | _CONDITIONS)
+
+
+def relayed(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Response headers that go back to the client; a Content-Length only where it is the framing."""
+    chunked = first(headers, b"transfer-encoding") is not None
+    return _without(headers, _NOT_RELAYED_WHEN_CHUNKED if chunked else _HOP_BY_HOP)
+
+
+def first(headers: RawHeaders, name: bytes) -> bytes | None:
+    """The first value of a header; `name` in lower case."""
+    for key, value in headers:
+        if key.lower() == name:
+            return value
+    return None
+
+
+def new_request_id() -> str:
+    return uuid4().hex
+
+
+def request_id(headers: RawHeaders) -> str:
+    """The client's `x-request-id` when it is fit to be logged and echoed, else a new one."""
+    sent = first(headers, b"x-request-id")
+    if sent is not None and _REQUEST_ID.fullmatch(sent):
+        return sent.decode("ascii")
+    return new_request_id()
+
+
+def identified(headers: RawHeaders, request_id: str) -> list[tuple[bytes, bytes]]:
+    """Headers with this request id and no other. One that is there already stays in its place."""
+    sent = request_id.encode("ascii")
+    ids = [value for name, value in headers if name.lower() == b"x-request-id"]
+    if ids == [sent]:
+        return list(headers)
+    return [*(header for header in headers if header[0].lower() != b"x-request-id"), (b"x-request-id", sent)]
+
+
+def short_text(headers: RawHeaders, name: bytes) -> str | None:
+    """A header that identifies a session or an application: 1 to 256 printable characters, else None."""
+    value = first(headers, name)
+    if value is None or not _SHORT_TEXT.fullmatch(value):
+        return None
+    return value.decode("ascii")
+
+
+def _without(headers: RawHeaders, dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    kept = []
+    named: set[bytes] = set()
+    for header in headers:
+        key = header[0].lower()
+        if key == b"connection":
+            # What the Connection header names belongs to the connection too.
+            named.update(token.strip().lower() for token in header[1].split(b","))
+        if key not in dropped:
+            kept.append(header)
+    if named - {b"close", b"keep-alive"}:
+        kept = [header for header in kept if header[0].lower() not in named]
+    return kept

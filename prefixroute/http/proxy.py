@@ -1,0 +1,209 @@
+"""The data plane's handler: request in, answer out, one record written.
+
+Answers itself: `GET /health`, `/ping`, `/v1/models` (of several instances), engine control when it is closed, and
+errors. Everything else goes to an instance, whatever method, path or body.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from traceback import format_tb
+
+from aiohttp import web
+
+from prefixroute.errors import (
+    ForbiddenError,
+    NoInstanceError,
+    PrefixRouteError,
+    RequestError,
+    UpstreamBrokenError,
+    UpstreamError,
+    UpstreamTimeoutError,
+    UpstreamUnreachableError,
+)
+from prefixroute.http.ask import Exchanges, read_ask
+from prefixroute.http.body import FramingError, check_framing
+from prefixroute.http.dialects import error_body, error_headers
+from prefixroute.http.exchange import Exchange
+from prefixroute.http.headers import RawHeaders, asking, first, identified, request_id
+from prefixroute.http.models import joined_models
+from prefixroute.http.relay import outcome_of
+from prefixroute.http.response import RawResponse
+from prefixroute.http.routes import Route, is_engine_control, origin_form, plain_path, route_of
+from prefixroute.http.upstream import UpstreamRequest
+from prefixroute.record import Outcome, RequestRecord
+
+_log = logging.getLogger(__name__)
+
+_JSON = (b"Content-Type", b"application/json")
+
+
+class Proxy:
+    """Serves requests of the data port. `on_record` gets each finished record, synchronously."""
+
+    def __init__(
+        self,
+        shared: Exchanges,
+        *,
+        max_body_bytes: int,
+        engine_control_open: bool,
+        session_header: str,
+        on_record: Callable[[RequestRecord], None],
+        lane: str = "aiohttp",
+    ) -> None:
+        self._shared = shared
+        self._max_body_bytes = max_body_bytes
+        self._engine_control_open = engine_control_open
+        self._session_header = session_header.lower().encode("ascii")
+        self._on_record = on_record
+        self._lane = lane
+        self.n_active = 0
+        """Requests under way."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Until no request is under way."""
+        await self._idle.wait()
+
+    async def handle(self, request: web.BaseRequest) -> RawResponse:
+        """The answer to one request: already written, or broken off."""
+        clock = self._shared.clock
+        path = plain_path(request.raw_path)
+        route = route_of(path)
+        name = request_id(request.raw_headers)
+        record = RequestRecord(name, _known_method(request.method), route.label, self._lane, clock())
+        response = RawResponse(request)
+        self.n_active += 1
+        self._idle.clear()
+        try:
+            await self._serve(request, response, record, route, path)
+        except asyncio.CancelledError:
+            record.outcome = Outcome.CLIENT_GONE
+            raise
+        except ConnectionResetError:
+            record.outcome = Outcome.CLIENT_GONE
+            response.abort()
+        except PrefixRouteError as error:
+            record.outcome, record.error = _outcome_of(error), error.code
+            if isinstance(error, UpstreamError):
+                _log.warning("request %s: %s", name, error)
+            response = self._fail(request, response, record, route, error)
+        except Exception as fault:  # noqa: BLE001  the one place that answers 500
+            record.outcome, record.error = Outcome.FAULT, PrefixRouteError.code
+            # Where, not what: the message of an exception may hold a piece of the request.
+            frames = "".join(format_tb(fault.__traceback__))
+            _log.error("request %s: fault in the router: %s\n%s", name, type(fault).__name__, frames)
+            response = self._fail(request, response, record, route, PrefixRouteError("internal error"))
+        finally:
+            record.duration_s = clock() - record.began_s
+            self.n_active -= 1
+            if not self.n_active:
+                self._idle.set()
+            self._on_record(record)
+        return response
+
+    async def _serve(
+        self, request: web.BaseRequest, response: RawResponse, record: RequestRecord, route: Route, path: str
+    ) -> None:
+        check_framing(request)
+        target = origin_form(request.raw_path)
+        if target is None:
+            raise RequestError("the request target must be a path")
+        if is_engine_control(request.method, path) and not self._engine_control_open:
+            raise ForbiddenError(
+                "this path controls the engine and is closed (engine_control: allow in the configuration opens it)"
+            )
+        if request.method in ("GET", "HEAD"):
+            if path in ("/health", "/ping"):
+                return self._health(response, record)
+            if path == "/v1/models" and len(self._shared.router.fleet.instances) > 1:
+                return await self._models(request, response, record, target)
+        if (first(request.raw_headers, b"upgrade") or b"").strip().lower() == b"websocket":
+            raise UpgradeError("WebSocket connections cannot be relayed")
+        ask = await read_ask(
+            request,
+            record,
+            route,
+            target,
+            stored=self._shared.stored,
+            max_body_bytes=self._max_body_bytes,
+            session_header=self._session_header,
+        )
+        await Exchange(self._shared, ask, response, record).run()
+        return None
+
+    def _health(self, response: RawResponse, record: RequestRecord) -> None:
+        up = self._shared.router.fleet.can_serve(self._shared.clock())
+        record.outcome = Outcome.LOCAL if up else Outcome.NO_INSTANCE
+        body = b'{"status":"ok"}' if up else b'{"status":"no instance can serve"}'
+        self._answer(response, record, 200 if up else 503, [_JSON], body)
+
+    async def _models(
+        self, request: web.BaseRequest, response: RawResponse, record: RequestRecord, target: str
+    ) -> None:
+        shared = self._shared
+        until_s = shared.clock() + shared.waiting.wait_s
+        while not (instances := shared.router.fleet.candidates(None, shared.clock())):
+            await shared.waiting.wait_change(until_s)
+        headers = identified(asking(request.raw_headers), record.request_id)
+        answer = await joined_models(shared.upstream, instances, UpstreamRequest("GET", target, headers, None))
+        record.outcome = Outcome.LOCAL if answer.status == 200 else outcome_of(answer.status)
+        self._answer(response, record, answer.status, answer.headers, answer.body)
+
+    def _fail(
+        self,
+        request: web.BaseRequest,
+        response: RawResponse,
+        record: RequestRecord,
+        route: Route,
+        error: PrefixRouteError,
+    ) -> RawResponse:
+        """Answers the error, or breaks the answer off when it has begun."""
+        if response.started:
+            response.abort()
+            return response
+        # A body that was refused unread would have to be read to its end before the next request.
+        response = RawResponse(request, close=request.can_read_body or isinstance(error, FramingError))
+        body = error_body(route.dialect, error.status, error.code, str(error))
+        try:
+            self._answer(response, record, error.status, error_headers(error), body)
+        except ConnectionResetError:
+            record.status = None
+        return response
+
+    @staticmethod
+    def _answer(response: RawResponse, record: RequestRecord, status: int, headers: RawHeaders, body: bytes) -> None:
+        record.status = status
+        response.whole_now(status, identified(headers, record.request_id), body)
+        record.answer_bytes = response.sent_bytes
+
+
+class UpgradeError(RequestError):
+    """The client wants another protocol."""
+
+    status = 501
+    code = "upgrade_not_supported"
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def _known_method(method: str) -> str:
+    return method if method in _METHODS else "other"
+
+
+def _outcome_of(error: PrefixRouteError) -> Outcome:
+    match error:
+        case NoInstanceError():
+            return Outcome.NO_INSTANCE
+        case UpstreamUnreachableError():
+            return Outcome.UNREACHABLE
+        case UpstreamTimeoutError():
+            return Outcome.TIMEOUT
+        case UpstreamBrokenError():
+            return Outcome.BROKEN
+        case RequestError():
+            return Outcome.REFUSED
+        case _:
+            return Outcome.FAULT

@@ -1,0 +1,88 @@
+"""An answer's way to the client, piece by piece as it comes. A copy of some pieces tells what the instance did.
+
+Once the head has gone to the client there is no way back: a broken answer becomes a broken stream.
+"""
+
+from prefixroute.core.router import Lease
+from prefixroute.errors import UpstreamError, UpstreamTimeoutError
+from prefixroute.http.answer import Answer
+from prefixroute.http.ask import Ask, Exchanges
+from prefixroute.http.headers import first, relayed
+from prefixroute.http.response import RawResponse
+from prefixroute.http.usage import UsageWatch
+from prefixroute.record import AttemptOutcome, Outcome, RequestRecord
+
+
+class Relay:
+    """Passes one answer on to `response`, and notes in `record` how it went."""
+
+    def __init__(self, shared: Exchanges, ask: Ask, response: RawResponse, record: RequestRecord) -> None:
+        self._shared = shared
+        self._ask = ask
+        self._response = response
+        self._record = record
+
+    async def run(self, answer: Answer, lease: Lease | None) -> None:
+        """Passes the answer on, piece by piece as they come. `lease` None: the answer was held back."""
+        shared, response, record = self._shared, self._response, self._record
+        sound = answer.status < 400
+        if lease is not None and answer.status < 500:
+            lease.answered()
+            if len(shared.waiting):
+                shared.waiting.wake()
+        watch = UsageWatch() if self._ask.watched and sound and not first(answer.headers, b"content-encoding") else None
+        outcome = AttemptOutcome.ABANDONED
+        mark = self._ask.token_mark
+        record.status = answer.status
+        try:
+            response.start(answer.status, answer.reason, self._headers(answer))
+            while piece := await answer.read():
+                if record.ttft_s is None and (not sound or mark is None or mark in piece):
+                    now_s = shared.clock()
+                    record.ttft_s = now_s - record.began_s
+                    if lease is not None:
+                        lease.first_byte(now_s, learn=sound)
+                if watch is not None and watch.see(piece):
+                    self._remember_home(watch)
+                await response.send(piece)
+            response.finish()
+            outcome = AttemptOutcome.ANSWERED
+        except UpstreamError as error:
+            outcome = AttemptOutcome.TIMEOUT if isinstance(error, UpstreamTimeoutError) else AttemptOutcome.BROKEN
+            raise
+        finally:
+            if lease is not None:
+                record.attempts.append(outcome)
+            record.answer_bytes = response.sent_bytes
+            if watch is not None and (usage := watch.usage()) is not None:
+                record.cached_tokens, record.reported_prompt_tokens = usage
+        record.outcome = outcome_of(answer.status)
+
+    def _remember_home(self, watch: UsageWatch) -> None:
+        # Before the client has read the id: it may ask for the response while it is still being made.
+        name = self._record.upstream
+        if self._ask.stores_responses and name is not None and (response_id := watch.response_id()) is not None:
+            self._shared.stored.record(response_id, name)
+
+    def _headers(self, answer: Answer) -> list[tuple[bytes, bytes]]:
+        headers = relayed(answer.headers)
+        if first(headers, b"x-request-id") is None:
+            headers.append((b"x-request-id", self._ask.request_id.encode("ascii")))
+        if self._shared.tell_decision:
+            headers += self._decision_headers()
+        return headers
+
+    def _decision_headers(self) -> list[tuple[bytes, bytes]]:
+        record = self._record
+        return [
+            (b"x-prefixroute-instance", (record.upstream or "").encode("ascii", "replace")),
+            (b"x-prefixroute-matched-tokens", b"%d" % record.matched_tokens),
+            (b"x-prefixroute-reason", (record.reason.value if record.reason else "").encode("ascii")),
+        ]
+
+
+def outcome_of(status: int) -> Outcome:
+    """How a request ended whose answer, with this status, was passed on whole."""
+    if status < 400:
+        return Outcome.OK
+    return Outcome.CLIENT_ERROR if status < 500 else Outcome.SERVER_ERROR

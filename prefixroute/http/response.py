@@ -1,0 +1,132 @@
+"""Writing answers to the client: heads byte for byte, one valid framing, a broken stream for a broken answer.
+
+aiohttp's own response adds headers (Date, Server, a Content-Type) and re-encodes values. A proxy must not: this one
+writes to the connection itself and only tells aiohttp whether the connection may be used again.
+"""
+
+import socket
+import struct
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import HttpVersion10, web
+from aiohttp.abc import AbstractStreamWriter
+
+from prefixroute.http.headers import RawHeaders, first
+
+_LAST_CHUNK = b"0\r\n\r\n"
+_RESET = struct.pack("ii", 1, 0)
+
+
+class RawResponse(web.StreamResponse):
+    """An answer under way on `request`'s connection: `start`, then `send` for each piece, then `finish` or `abort`."""
+
+    def __init__(self, request: web.BaseRequest, *, close: bool = False) -> None:
+        """`close`: the connection is of no use after this answer."""
+        super().__init__()
+        self._request = request
+        self._close = close
+        self._chunked = False
+        self._bodiless = False
+        self._ends_with_connection = False
+        self.started = False
+        self.sent_bytes = 0
+
+    def start(self, status: int, reason: bytes, headers: RawHeaders) -> None:
+        """Writes the head. `headers` may hold one Content-Length; any other framing is decided here.
+
+        Without a length the body is chunked, or ends with the connection for HTTP/1.0 clients.
+        """
+        request = self._request
+        self.set_status(status)
+        self.started = True
+        keep_alive = request.keep_alive and not self._close and not self._is_last()
+        old = request.version <= HttpVersion10
+        self._bodiless = request.method == "HEAD" or status in (204, 304)
+        head = [b"HTTP/1.1 %d %s\r\n" % (status, reason)]
+        # A 204 has no length to tell.
+        head += [
+            b"%s: %s\r\n" % header for header in headers if status != 204 or header[0].lower() != b"content-length"
+        ]
+        if not self._bodiless and first(headers, b"content-length") is None:
+            if old:
+                keep_alive = False
+                self._ends_with_connection = True
+            else:
+                self._chunked = True
+                head.append(b"Transfer-Encoding: chunked\r\n")
+        if not keep_alive:
+            head.append(b"Connection: close\r\n")
+        elif old:
+            head.append(b"Connection: keep-alive\r\n")
+        head.append(b"\r\n")
+        self._keep_alive = keep_alive
+        self._write(head)
+
+    async def send(self, piece: bytes) -> None:
+        """Writes a piece of the body and waits while the client is slower than it comes.
+
+        Raises ConnectionResetError when the client has gone.
+        """
+        self._put(piece)
+        await self._request.writer.drain()
+
+    def _put(self, piece: bytes) -> None:
+        if self._bodiless or not piece:
+            return
+        self.sent_bytes += len(piece)
+        self._write([b"%x\r\n" % len(piece), piece, b"\r\n"] if self._chunked else [piece])
+
+    def finish(self) -> None:
+        """The body is complete."""
+        if self._chunked:
+            self._write([_LAST_CHUNK])
+
+    def abort(self) -> None:
+        """The body will never be complete: the client sees the connection close before its end."""
+        self._keep_alive = False
+        transport = self._request.transport
+        if transport is None:
+            return
+        if self._ends_with_connection:
+            # Here an orderly close would be the end of the body: only a reset says that it is not.
+            raw = transport.get_extra_info("socket")
+            if raw is not None:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            transport.abort()
+        else:
+            transport.close()
+
+    def whole_now(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        """A whole answer of the router's own: short, so it is not waited for."""
+        self.start(status, _reason(status), [*headers, (b"Content-Length", b"%d" % len(body))])
+        self._put(body)
+        self.finish()
+
+    def _is_last(self) -> bool:
+        # The server's own connections tell when they are to end.
+        return bool(getattr(self._request.protocol, "is_ending", False))
+
+    def _write(self, parts: Sequence[bytes]) -> None:
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        # One piece: asyncio's writelines of some 3.12 and 3.13 does not hold back when the buffer is full.
+        transport.write(b"".join(parts))
+
+    # What aiohttp's server calls on the response it is handed: there is nothing left to do.
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        return None
+
+    async def write_eof(self, data: Any = b"") -> None:
+        if self._is_last():
+            self._keep_alive = False
+
+
+def _reason(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode("ascii")
+    except ValueError:
+        return b""

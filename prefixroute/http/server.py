@@ -1,0 +1,198 @@
+"""The front server: aiohttp's low-level one, with the router's own words for what never becomes a request.
+
+What cannot be parsed is answered in a dialect clients read, and repeats nothing of it: the offending line may hold a
+credential, so it goes into no answer and no log.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
+
+from prefixroute.errors import ListenError
+from prefixroute.http.body import MalformedBodyError
+from prefixroute.http.dialects import error_body, error_headers
+from prefixroute.http.headers import new_request_id
+from prefixroute.http.response import RawResponse
+from prefixroute.http.routes import Dialect
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+# aiohttp's default of 128 headers is enough for clients and their gateways; each is bounded by max_header_bytes.
+_MAX_HEADERS = 256
+# How many headers of the largest size may come together.
+_MAX_FULL_HEADERS = 4
+# How long a client that was refused may take to read why.
+_LINGER_S = 2.0
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class _HeadTooLargeError(Exception):
+    """All headers together are too large."""
+
+
+class _Refusal(RawResponse):
+    """The last answer on a connection whose bytes are no longer understood."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        super().__init__(request, close=True)
+
+    async def write_eof(self, data: Any = b"") -> None:
+        # Closing over bytes that were not read resets the connection, and the reset overtakes the answer. So the
+        # client is told that this is all, and until it leaves (which cancels this), what it sends is thrown away.
+        transport = self._request.transport
+        if transport is not None and transport.can_write_eof():
+            transport.write_eof()
+            await asyncio.sleep(_LINGER_S)
+
+
+class _Connection(RequestHandler):
+    """One client connection. Three things are different from aiohttp's.
+
+    - An error in a body's chunks is told to who reads that body; aiohttp leaves the reader waiting.
+    - Heads are bounded as a whole.
+    - A connection that is to end takes the rest of a body that is under way.
+    """
+
+    __slots__ = ("_body", "_head_bytes", "_is_garbled", "_max_head_bytes", "is_ending")
+
+    def __init__(self, *args: Any, max_head_bytes: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._max_head_bytes = max_head_bytes
+        self._head_bytes = 0
+        self._body: StreamReader | None = None
+        self._is_garbled = False
+        self.is_ending = False
+
+    def take_in(self, body: StreamReader) -> None:
+        """A request is about to be handled."""
+        self._body = body
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_garbled:
+            return
+        super().data_received(data)
+        if self._messages:
+            self._head_bytes = 0
+            if isinstance(self._messages[-1][0], _ErrInfo):
+                self._is_garbled = True
+                self._tell_reader()
+        elif self._waiter is not None:
+            # Idle: these are bytes of a head.
+            self._head_bytes += len(data)
+            if self._head_bytes > self._max_head_bytes:
+                self._is_garbled = True
+                self._messages.append((_ErrInfo(400, _HeadTooLargeError(), ""), EMPTY_PAYLOAD))
+                self._waiter.set_result(None)
+
+    def _tell_reader(self) -> None:
+        body = self._messages[-2][1] if len(self._messages) > 1 else self._body
+        if body is not None and not body.is_eof():
+            # The request has been taken in, so its own answer is the one that says so.
+            self._messages.pop()
+            body.set_exception(MalformedBodyError("the body's chunks are not valid HTTP"))
+
+    def end(self) -> None:
+        """Closes the connection: at once when it is idle, else after the answer under way."""
+        self.is_ending = True
+        if self._waiter is not None:
+            # aiohttp's `close` would leave it open, and deaf.
+            self.force_close()
+
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        """aiohttp's own words for faults: their text and traceback may hold what the client sent."""
+        fault = kwargs.get("exc_info")
+        if not isinstance(fault, MalformedBodyError):
+            _log.error("a connection was closed over a fault: %s", type(fault).__name__)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answers what could not be parsed. The handler answers everything else itself."""
+        if not isinstance(exc, HttpProcessingError | _HeadTooLargeError):
+            self.log_exception(exc_info=exc)
+            broken = RawResponse(request)
+            broken.abort()
+            return broken
+        if isinstance(exc, LineTooLong | _HeadTooLargeError) or "Too many headers" in str(exc):
+            status, code, text = 431, "headers_too_large", "the request line or the headers are too long"
+        else:
+            status, code, text = 400, "malformed_request", "the request is not valid HTTP"
+        name = new_request_id()
+        _log.info("request %s: refused, it is not valid HTTP (%s)", name, type(exc).__name__)
+        response = _Refusal(request)
+        headers = [*error_headers(None), (b"x-request-id", name.encode("ascii"))]
+        response.whole_now(status, headers, error_body(Dialect.OPENAI, status, code, text))
+        return response
+
+
+class FrontServer(web.Server):
+    """Accepts connections on sockets it is given. `max_header_bytes` bounds the request line and each header."""
+
+    def __init__(self, handler: Handler, *, max_header_bytes: int) -> None:
+        super().__init__(
+            handler,
+            request_factory=self._request,
+            # Without it a client that leaves during a silent answer keeps its place until the next write.
+            handler_cancellation=True,
+            auto_decompress=False,
+            access_log=None,
+            max_line_size=max_header_bytes,
+            max_field_size=max_header_bytes,
+            max_headers=_MAX_HEADERS,
+        )
+        self._max_head_bytes = _MAX_FULL_HEADERS * max_header_bytes
+
+    def __call__(self) -> RequestHandler:
+        loop = asyncio.get_running_loop()
+        return _Connection(self, loop=loop, max_head_bytes=self._max_head_bytes, **self._kwargs)
+
+    def pre_shutdown(self) -> None:
+        """No new requests on the connections there are."""
+        for connection in self.connections:
+            if isinstance(connection, _Connection):
+                connection.end()
+
+    @staticmethod
+    def _request(message: Any, body: StreamReader, connection: Any, writer: Any, task: Any) -> web.BaseRequest:
+        connection.take_in(body)
+        return web.BaseRequest(message, body, connection, writer, task, asyncio.get_running_loop())
+
+
+async def listen(factory: Callable[[], asyncio.Protocol], host: str, port: int) -> tuple[asyncio.Server, int]:
+    """Listens on `host` and `port` (0: any free one). Returns the server and its port. Raises ListenError."""
+    try:
+        # Without reuse_port a second process on the same port is refused rather than given half of the clients.
+        server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=_BACKLOG)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {address(host, port)}: {_why(error)}") from error
+    return server, server.sockets[0].getsockname()[1]
+
+
+def address(host: str, port: int) -> str:
+    """host:port, with the brackets that IPv6 needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another process listens there (stop it, or choose another port)"
+    if error.errno == errno.EACCES:
+        return "not permitted (ports below 1024 need privileges)"
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return "this machine has no such address"
+    return os.strerror(error.errno) if error.errno else str(error)

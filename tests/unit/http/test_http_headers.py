@@ -1,0 +1,99 @@
+"""Which headers pass, and what is read from them."""
+
+import pytest
+
+from prefixroute.http.aiohttp_client import header_text
+from prefixroute.http.headers import asking, first, forwarded, identified, relayed, request_id, short_text
+
+Header = tuple[bytes, bytes]
+
+
+def test_what_belongs_to_a_connection_is_dropped_either_way() -> None:
+    names = [
+        b"Connection", b"Keep-Alive", b"Proxy-Connection", b"Proxy-Authenticate", b"Proxy-Authorization", b"TE",
+        b"Trailer", b"Transfer-Encoding", b"Upgrade",
+    ]  # fmt: skip
+    headers = [(name, b"close") for name in names] + [(b"X", b"y")]
+    assert forwarded(headers) == [(b"X", b"y")]
+    assert relayed(headers) == [(b"X", b"y")]
+
+
+@pytest.mark.parametrize(
+    ("connection", "kept"),
+    [
+        ([b"close"], [b"A", b"b"]),
+        ([b"keep-alive"], [b"A", b"b"]),
+        ([b"a"], [b"b"]),
+        ([b" B ,, close,A"], []),
+        ([b"a", b"b"], []),
+        ([b""], [b"A", b"b"]),
+    ],
+)
+def test_what_a_connection_header_names_is_dropped(connection: list[bytes], kept: list[bytes]) -> None:
+    headers = [(b"A", b"1"), *((b"Connection", value) for value in connection), (b"b", b"2")]
+    assert [name for name, _ in forwarded(headers)] == kept
+    assert [name for name, _ in relayed(headers)] == kept
+
+
+def test_host_and_framing_are_each_sides_own() -> None:
+    headers = [(b"HOST", b"a"), (b"Content-Length", b"1"), (b"Expect", b"100-continue"), (b"X", b"y")]
+    assert forwarded(headers) == [(b"X", b"y")]
+
+
+def test_a_length_comes_back_only_where_it_is_the_framing() -> None:
+    length: Header = (b"content-length", b"5")
+    assert relayed([length]) == [length]
+    assert relayed([length, (b"Transfer-Encoding", b"chunked")]) == []
+
+
+def test_a_request_of_the_routers_own_asks_for_the_whole_thing_in_plain() -> None:
+    conditions = [b"Range", b"If-None-Match", b"If-Modified-Since", b"If-Match", b"If-Range", b"If-Unmodified-Since"]
+    headers = [(name, b"x") for name in [*conditions, b"Accept-Encoding", b"Host"]]
+    assert asking([*headers, (b"Authorization", b"Bearer x")]) == [(b"Authorization", b"Bearer x")]
+
+
+def test_the_first_value_counts() -> None:
+    headers = [(b"X-A", b"1"), (b"x-a", b"2")]
+    assert first(headers, b"x-a") == b"1"
+    assert first(headers, b"x-b") is None
+
+
+@pytest.mark.parametrize("sent", [b"a", b"A-Z_0.9:/@", b"x" * 128])
+def test_a_fit_request_id_is_kept(sent: bytes) -> None:
+    assert request_id([(b"X-Request-Id", sent)]) == sent.decode()
+
+
+@pytest.mark.parametrize("sent", [b"", b" ", b"a b", b'"', b"'", b"\\", b"\x7f", b"\xc3\xa9", b"a\tb", b"x" * 129])
+def test_an_unfit_request_id_is_replaced(sent: bytes) -> None:
+    made = request_id([(b"x-request-id", sent)])
+    assert len(made) == 32
+    assert made != request_id([(b"x-request-id", sent)])
+
+
+@pytest.mark.parametrize(
+    ("headers", "after"),
+    [
+        ([], [(b"x-request-id", b"i")]),
+        ([(b"X-Request-ID", b"i"), (b"A", b"1")], [(b"X-Request-ID", b"i"), (b"A", b"1")]),
+        ([(b"X-Request-ID", b"j"), (b"A", b"1")], [(b"A", b"1"), (b"x-request-id", b"i")]),
+        ([(b"X-Request-ID", b"i"), (b"x-request-id", b"j")], [(b"x-request-id", b"i")]),
+    ],
+)
+def test_there_is_one_request_id(headers: list[Header], after: list[Header]) -> None:
+    assert identified(headers, "i") == after
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(b"s", "s"), (b"a b~", "a b~"), (b"", None), (b"\x01", None), (b"\xff", None), (b"x" * 257, None)],
+)
+def test_a_short_text_is_printable(value: bytes, text: str | None) -> None:
+    assert short_text([(b"X-Session-Id", value)], b"x-session-id") == text
+    assert short_text([], b"x-session-id") is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "sent"), [(b"plain", b"plain"), ("é€".encode(), "é€".encode()), (b"J\xfcrgen", "Jürgen".encode())]
+)
+def test_header_bytes_become_what_is_sent_as_utf8(raw: bytes, sent: bytes) -> None:
+    assert header_text(raw).encode() == sent
