@@ -1,0 +1,5 @@
+"""python -m prefixroute = the command."""
+
+from prefixroute.cli import main
+
+main()

@@ -1,0 +1,318 @@
+"""Builds everything from settings and runs it. The only module that knows everybody."""
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
+from inspect import signature
+from random import Random
+from typing import Any, TypeVar, assert_never
+
+from prefixroute import __version__
+from prefixroute.config import api_key
+from prefixroute.config.settings import RoutingSettings, Settings, Table
+from prefixroute.core.blocks import BlockHasher
+from prefixroute.core.fleet import HealthConstants, Instance
+from prefixroute.core.load import LoadConstants
+from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, RoundRobin
+from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
+from prefixroute.core.policies.prefix_aware import PrefixAware
+from prefixroute.core.policies.session import SessionPolicy
+from prefixroute.core.policy import Policy
+from prefixroute.core.router import Router
+from prefixroute.errors import ConfigError
+from prefixroute.http.admin import Admin
+from prefixroute.http.exchange import Exchanges
+from prefixroute.http.proxy import Proxy
+from prefixroute.http.retry import RetryBudget
+from prefixroute.http.routes import plain_path, route_of
+from prefixroute.http.server import FrontServer, address, listen
+from prefixroute.http.stored import StoredResponses
+from prefixroute.http.upstream import AiohttpUpstream
+from prefixroute.http.waiting import WaitingRoom
+from prefixroute.logs import access_log
+from prefixroute.metrics import Metrics
+from prefixroute.prober import Prober
+from prefixroute.record import RequestRecord
+
+_log = logging.getLogger(__name__)
+_access = logging.getLogger("prefixroute.access")
+
+T = TypeVar("T")
+
+# How long connections have to close once the drain is over: those without a request, and the admin port's.
+_GRACE_S = 0.1
+_UNSENT_POLL_S = 0.02
+
+
+class App:
+    """A router that runs. Made by `running`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.stopping = False
+        self.port = 0
+        self.admin_port: int | None = None
+        self._clock = clock
+        self._n_faults_told = 0
+        keys = {i.name: key for i in settings.fleet.instances if (key := api_key(i, environ)) is not None}
+        self.router = make_router(settings)
+        self.metrics = Metrics(self.router, strategy=settings.routing.strategy, clock=clock)
+        self._waiting = WaitingRoom(
+            self.router,
+            wait_s=settings.limits.wait_for_instance_s,
+            max_waiting=settings.limits.max_waiting,
+            clock=clock,
+        )
+        self.metrics.waiting = lambda: len(self._waiting)
+        self._upstream = AiohttpUpstream(
+            connect_timeout_s=settings.upstream.connect_timeout_s,
+            first_byte_timeout_s=settings.upstream.first_byte_timeout_s,
+            idle_timeout_s=settings.upstream.idle_timeout_s,
+            keepalive_s=settings.upstream.keepalive_s,
+            max_header_bytes=settings.limits.max_header_bytes,
+            api_keys=keys,
+        )
+        self._prober = Prober(
+            self.router,
+            settings.fleet.health,
+            api_keys=keys,
+            known_capacity=[i.name for i in settings.fleet.instances if i.capacity_tokens is not None],
+            on_change=self._waiting.wake,
+            on_probe=self.metrics.probed,
+            clock=clock,
+        )
+        self.proxy = Proxy(
+            Exchanges(
+                router=self.router,
+                upstream=self._upstream,
+                waiting=self._waiting,
+                stored=StoredResponses(settings.limits.max_stored_responses),
+                budget=RetryBudget(settings.retry.budget_ratio),
+                clock=clock,
+                max_attempts=settings.retry.max_attempts,
+                repeat_unanswered=settings.retry.unanswered == "inference",
+                tell_decision=settings.response_headers,
+            ),
+            max_body_bytes=settings.limits.max_body_bytes,
+            engine_control_open=settings.engine_control == "allow",
+            session_header=settings.routing.session.header,
+            on_record=self._on_record,
+        )
+
+    @property
+    def url(self) -> str:
+        """Base URL of the data plane."""
+        return _url(self.settings.listen.host, self.port)
+
+    @property
+    def admin_url(self) -> str | None:
+        """Base URL of the admin plane; None when it is off."""
+        if self.settings.admin is None or self.admin_port is None:
+            return None
+        return _url(self.settings.admin.host, self.admin_port)
+
+    def banner(self) -> list[str]:
+        """What an operator wants to see at the start, line by line."""
+        settings = self.settings
+        names = [i.name for i in settings.fleet.instances]
+        width = max(map(len, names))
+        n = len(names)
+        return [
+            f"PrefixRoute {__version__}: {settings.routing.strategy} over {n} instance{'s' if n != 1 else ''}",
+            f"  requests  {self.url}",
+            f"  metrics   {self.admin_url}/metrics" if self.admin_url else "  metrics   off (admin: null)",
+            *(f"  instance  {i.name:{width}}  {i.url}" for i in settings.fleet.instances),
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        """The banner for machines."""
+        settings = self.settings
+        return {
+            "version": __version__,
+            "strategy": settings.routing.strategy,
+            "requests": self.url,
+            "metrics": f"{self.admin_url}/metrics" if self.admin_url else None,
+            "instances": [{"name": i.name, "url": i.url} for i in settings.fleet.instances],
+        }
+
+    def _on_record(self, record: RequestRecord) -> None:
+        self.metrics.record(record)
+        if self.settings.log.access:
+            access_log(record, _access, self.router.fleet.knows_model)
+        if self.router.n_policy_faults > self._n_faults_told:
+            # The first, then ever more rarely: every request may be one.
+            self._n_faults_told = 2 * self.router.n_policy_faults
+            _log.error(
+                "strategy %s failed, so that load decides (%d times so far)",
+                self.settings.routing.strategy,
+                self.router.n_policy_faults,
+                exc_info=self.router.last_policy_fault,
+            )
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._upstream.close)
+            front = FrontServer(self.proxy.handle, max_header_bytes=settings.limits.max_header_bytes)
+            server, self.port = await listen(front, settings.listen.host, settings.listen.port)
+            transports: list[asyncio.Transport] = []
+            stack.callback(_abort, transports)
+            stack.push_async_callback(front.shutdown, _GRACE_S)
+            stack.callback(server.close)
+            if settings.admin is not None:
+                admin = FrontServer(self._make_admin().handle, max_header_bytes=settings.limits.max_header_bytes)
+                admin_server, self.admin_port = await listen(admin, settings.admin.host, settings.admin.port)
+                stack.push_async_callback(admin.shutdown, _GRACE_S)
+                stack.callback(admin_server.close)
+            await stack.enter_async_context(_background(self._prober.run(), "prober"))
+            try:
+                yield
+            finally:
+                # Unready first; then nobody new; then those under way; probes and the admin plane go on until the end.
+                self.stopping = True
+                server.close()
+                # Before connections let go of theirs.
+                transports += [c.transport for c in front.connections if c.transport is not None]
+                front.pre_shutdown()
+                await self._drain(transports)
+
+    async def _drain(self, transports: Sequence[asyncio.Transport]) -> None:
+        limit_s = self.settings.drain_timeout_s
+        if self.proxy.n_active:
+            _log.info("stopping: requests under way have up to %g s to end (%d now)", limit_s, self.proxy.n_active)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.proxy.wait_idle()
+                # An answer is over for us before its client has taken all of it.
+                while any(t.get_write_buffer_size() for t in transports):  # noqa: ASYNC110  they tell nobody
+                    await asyncio.sleep(_UNSENT_POLL_S)
+        except TimeoutError:
+            _log.warning("stopping: what did not end in time is cut off (%d requests)", self.proxy.n_active)
+
+    def _make_admin(self) -> Admin:
+        return Admin(
+            self.router,
+            self.metrics,
+            strategy=self.settings.routing.strategy,
+            classify=lambda path: route_of(plain_path(path)).api,
+            is_stopping=lambda: self.stopping,
+            on_change=self._waiting.wake,
+            session_header=self.settings.routing.session.header,
+            max_body_bytes=self.settings.limits.max_body_bytes,
+            clock=self._clock,
+        )
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[App]:
+    """A router that listens while the context is open, and drains when it closes. Raises ConfigError, ListenError."""
+    app = App(settings, os.environ if environ is None else environ, clock)
+    async with app._serving():
+        yield app
+
+
+def make_router(settings: Settings, rng: Random | None = None) -> Router:
+    """The deciding part, as configured. Raises ConfigError when a custom policy cannot be made."""
+    routing = settings.routing
+    seed = secrets.randbits(64) if routing.hash_seed is None else routing.hash_seed
+    return Router(
+        [
+            Instance(i.name, i.url, slot, frozenset(i.models) if i.models is not None else None)
+            for slot, i in enumerate(settings.fleet.instances)
+        ],
+        make_policy(routing, seed),
+        BlockHasher(routing.block_tokens, seed),
+        rng or Random(secrets.randbits(64)),
+        index_bytes=settings.limits.index_bytes,
+        load_constants=constants(LoadConstants, routing.expected_latency),
+        health=constants(HealthConstants, settings.fleet.health),
+        default_capacity_tokens=routing.default_capacity_tokens,
+        capacities={i.name: i.capacity_tokens for i in settings.fleet.instances if i.capacity_tokens is not None},
+    )
+
+
+def make_policy(routing: RoutingSettings, seed: int) -> Policy:
+    """The configured strategy's policy. Raises ConfigError when a custom one cannot be made."""
+    match routing.strategy:
+        case "random":
+            return RandomPolicy()
+        case "round_robin":
+            return RoundRobin()
+        case "least_outstanding_requests":
+            return LeastOutstanding()
+        case "prefix_aware":
+            p = routing.prefix_aware
+            return PrefixAware(p.prefix_length, p.concurrency_threshold, p.max_prefixes, seed)
+        case "session":
+            return SessionPolicy(routing.session.bounded_load, seed)
+        case "expected_latency":
+            return ExpectedLatency(constants(LatencyConstants, routing.expected_latency))
+        case "custom":
+            return _custom_policy(routing.custom.factory or "", routing.custom.options)
+        case _:
+            assert_never(routing.strategy)
+
+
+def constants(kind: Callable[..., T], table: Table) -> T:
+    """A dataclass of the core's constants, each from the setting of the same name."""
+    return kind(**{name: getattr(table, name) for name in signature(kind).parameters})
+
+
+def _custom_policy(factory: str, options: Mapping[str, Any]) -> Policy:
+    module_name, _, attribute = factory.partition(":")
+    where = "routing.custom.factory"
+    try:
+        make = getattr(import_module(module_name), attribute)
+        policy = make(**options)
+    except Exception as error:
+        raise ConfigError(f"{where}: {factory} failed: {type(error).__name__}: {error}") from error
+    methods = (getattr(policy, name, None) for name in ("pick", "record"))
+    if isinstance(policy, type) or not all(map(callable, methods)):
+        raise ConfigError(f"{where}: {factory} made no policy (it needs the methods pick and record)")
+    made: Policy = policy
+    return made
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """`work` runs while the context is open. If it ends by itself, that is a fault, and said so."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_say_fault)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _say_fault(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        _log.error("%s stopped by a fault", task.get_name(), exc_info=fault)
+
+
+def _abort(transports: Sequence[asyncio.Transport]) -> None:
+    """Ends what closing did not: it waits for clients to read what is left, and some never do."""
+    for transport in transports:
+        transport.abort()
+
+
+def _url(host: str, port: int) -> str:
+    # A wildcard address is listened on, not connected to.
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{address(reachable, port)}"

@@ -1,0 +1,330 @@
+"""The command. Says what is wrong in one line and exits: 2 for a wrong configuration or call, 1 for a failure."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from contextlib import closing, suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prefixroute import __version__
+from prefixroute.errors import ConfigError, PrefixRouteError
+
+app = typer.Typer(
+    name="prefixroute",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Prefix-aware reverse proxy for LLM servers: sends each request where the KV cache is warm.",
+)
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Configuration file (YAML or JSON).", show_default=False)
+]
+UrlArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="URL", help="Instances, such as http://gpu-a:8000.", show_default=False)
+]
+
+
+def main() -> None:
+    """Entry point of the `prefixroute` command."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  for the rest of the process
+    if isinstance(sys.stdout, TextIOWrapper):
+        # What a terminal cannot show is no reason to fail. (Standard error escapes it by itself.)
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        app()
+    except PrefixRouteError as error:
+        _complain(error)
+        sys.exit(_exit_code(error))
+
+
+def _exit_code(error: PrefixRouteError) -> int:
+    code: int = getattr(error, "exit_code", 1)
+    return code
+
+
+def _complain(error: Exception) -> None:
+    first, *more = str(error).splitlines() or [type(error).__name__]
+    typer.echo(f"prefixroute: {first}", err=True)
+    for line in more:
+        typer.echo(f"             {line}", err=True)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"prefixroute {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Common options."""
+
+
+@app.command()
+def serve(
+    urls: UrlArgument = None,
+    config: ConfigOption = None,
+    host: Annotated[str | None, typer.Option(help="Address to take requests on.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="Port to take requests on.", show_default=False)] = None,
+    admin_host: Annotated[
+        str | None, typer.Option(help="Address of metrics, health and explanations.", show_default=False)
+    ] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="Port of metrics, health and explanations.", show_default=False)
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help="How an instance is picked.", show_default=False)] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json.", show_default=False)] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
+) -> None:
+    """Route requests to model servers, until stopped by SIGTERM or Ctrl-C."""
+    from prefixroute.app import running
+    from prefixroute.config import Settings, require_instances
+    from prefixroute.logs import configure_logs, log_loop_exception
+
+    settings = _settings(
+        config,
+        urls,
+        {
+            ("listen", "host"): host,
+            ("listen", "port"): port,
+            ("admin", "host"): admin_host,
+            ("admin", "port"): admin_port,
+            ("routing", "strategy"): strategy,
+            ("log", "format"): log_format,
+            ("log", "level"): log_level,
+        },
+    )
+    require_instances(settings)
+
+    machines_read = settings.log.format == "json"
+    log = logging.getLogger(__name__)
+
+    async def serving(settings: Settings) -> None:
+        asyncio.get_running_loop().set_exception_handler(log_loop_exception)
+        stop = stop_on_signals()
+        async with running(settings) as router:
+            if machines_read:
+                # Whatever the level: a port that was free to choose is told nowhere else.
+                log.handle(
+                    log.makeRecord(log.name, logging.INFO, "", 0, "serving", (), None, extra={"fields": router.facts()})
+                )
+            else:
+                with suppress(OSError):  # nobody reads
+                    typer.echo("\n".join(router.banner()), err=True)
+            await stop.wait()
+
+    with closing(configure_logs(settings.log.format, settings.log.level)):
+        try:
+            run(serving(settings))
+        except PrefixRouteError as error:
+            if not machines_read:
+                raise
+            log.error("%s", error)  # noqa: TRY400  a line, not a traceback
+            raise typer.Exit(_exit_code(error)) from error
+
+
+@app.command()
+def check(urls: UrlArgument = None, config: ConfigOption = None) -> None:
+    """Check a configuration and say what is wrong, and where."""
+    from prefixroute.app import make_router
+    from prefixroute.config import require_instances
+
+    settings = _settings(config, urls, {})
+    require_instances(settings)
+    make_router(settings)
+    n = len(settings.fleet.instances)
+    typer.echo(f"ok: {settings.routing.strategy} over {n} instance{'s' if n != 1 else ''}")
+
+
+def _settings(config: Path | None, urls: list[str] | None, options: dict[tuple[str, str], Any]) -> Any:
+    from prefixroute.config import instances_from_urls, load_settings
+
+    overrides: dict[str, Any] = {}
+    for (table, name), value in options.items():
+        if value is not None:
+            overrides.setdefault(table, {})[name] = value
+    if urls:
+        overrides["fleet"] = {"instances": instances_from_urls(urls)}
+    return load_settings(config, overrides=overrides)
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set. The second signal ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Runs `main` on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        asyncio.run(main)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main)
+
+
+@app.command()
+def explain(
+    body: Annotated[Path, typer.Argument(help="File with a request body (JSON); - for standard input.")],
+    admin: Annotated[str, typer.Option(help="Admin URL of a running router.")] = "http://127.0.0.1:9190",
+    path: Annotated[
+        str | None, typer.Option(help="Path the body would be sent to; guessed from its shape.", show_default=False)
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help="Header of the request that decides too, such as 'x-session-id: 7'.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as it came.")] = False,
+) -> None:
+    """Ask a running router where a request would go, and why. Nothing is sent to any instance."""
+    from rich.console import Console
+
+    from prefixroute.explain import ask, show
+
+    content = sys.stdin.buffer.read() if str(body) == "-" else _read(body)
+    headers = dict(_header(text) for text in header or [])
+    answer = ask(admin, content, path=path, headers=headers)
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    else:
+        show(answer, Console())
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    name, value = name.strip(), value.strip()
+    if not (colon and name.replace("-", "").replace("_", "").isalnum() and text.isascii() and text.isprintable()):
+        raise ConfigError("--header: must be written 'name: value', in ASCII")
+    return name, value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+
+
+SpeedOption = Annotated[float, typer.Option(min=0.01, max=1000, help="How much faster than life.")]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.", show_default=False)
+]
+
+
+@app.command()
+def demo(
+    strategies: Annotated[
+        str, typer.Option(metavar="A,B", help="Strategies to compare, the first being what others are held against.")
+    ] = "random,expected_latency",
+    conversations: Annotated[int, typer.Option(min=1, max=100_000, help="Conversations in the workload.")] = 200,
+    seed: Annotated[int, typer.Option(help="Decides the workload.")] = 1,
+    speed: SpeedOption = 6.0,
+    json_file: JsonOption = None,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the figures there (.svg or .png).", show_default=False)
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave fleet and router up until Ctrl-C.")] = False,
+) -> None:
+    """Show what routing does: one workload over simulated servers, with each strategy in turn. Needs no GPU."""
+    from prefixroute.demo.run import DemoOptions, parse_strategies, run_demo
+
+    options = DemoOptions(
+        strategies=parse_strategies(strategies),
+        seed=seed,
+        speed=speed,
+        n_conversations=conversations,
+        json_path=json_file,
+        chart_path=chart,
+        keep=keep,
+    )
+    raise typer.Exit(run_demo(options))
+
+
+@app.command()
+def demo_server(
+    servers: Annotated[int, typer.Option(min=1, max=256, help="How many.")] = 1,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port of the first; the others follow. 0: any free ones.")
+    ] = 8001,
+    model: Annotated[str, typer.Option(help="Name of the model they serve.")] = "demo-model",
+    kv_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Tokens in the KV cache of each.")] = 400_000,
+    block_size: Annotated[int, typer.Option(min=1, max=65_536, help="Tokens in one block of it.")] = 16,
+    speed: SpeedOption = 1.0,
+    stream_interval: Annotated[int, typer.Option(min=1, max=10**6, help="Tokens in one event of a stream.")] = 1,
+    max_queue: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests that may be in one server; above it 503. No limit if left out."),
+    ] = None,
+) -> None:
+    """Run simulated vLLM servers: real HTTP, a real prefix cache, the times of a GPU, no GPU."""
+    from prefixroute.demo.engine import EngineConfig
+    from prefixroute.demo.server import ServerConfig
+    from prefixroute.demo.server.fleet import run_demo_server
+
+    engine = EngineConfig(block_size=block_size, kv_tokens=kv_tokens, speed=speed, max_num_queued_reqs=max_queue)
+    config = ServerConfig(engine=engine, model=model, stream_interval=stream_interval)
+    run_demo_server(host, port, servers, config, say=typer.echo)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Option(metavar="FILE", help="Trace in Mooncake's format (JSON lines).")],
+    target: Annotated[str, typer.Option(metavar="URL", help="Any OpenAI-compatible server, without /v1.")],
+    requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many.", show_default=False)] = None,
+    speed: Annotated[float, typer.Option(min=0.001, max=10_000, help="Divides the times of the trace.")] = 1.0,
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask for; the first that the target lists.", show_default=False)
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests under way at most; no limit.", show_default=False)
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one request may take.")] = 600.0,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the key.", show_default=False)
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Play a trace of real traffic against a server and measure it."""
+    from prefixroute.sim.replay import ReplayOptions, run_replay
+
+    options = ReplayOptions(
+        trace=trace,
+        target=target,
+        n_requests=requests,
+        speed=speed,
+        model=model,
+        json_path=json_file,
+        max_in_flight=concurrency,
+        timeout_s=timeout,
+        api_key_env=api_key_env,
+    )
+    raise typer.Exit(run_replay(options))

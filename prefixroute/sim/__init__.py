@@ -1,0 +1,1 @@
+"""Traces of real traffic: read here, played over HTTP by `replay`."""

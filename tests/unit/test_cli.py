@@ -1,0 +1,401 @@
+"""The command's answers that need no running router: help, checks, and one clear line for whatever is wrong.
+
+In this process; what takes a process of its own is in tests/e2e.
+"""
+
+import errno
+import io
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any, get_args
+
+import pytest
+from rich.console import Console
+
+from prefixroute import __version__, cli
+from prefixroute.config import Strategy
+from prefixroute.explain import show
+
+URLS = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+STRATEGIES = ", ".join(get_args(Strategy))
+SECRET = "sk-1234567890abcdef"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    """Runs commands, in an environment and a directory of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> None:
+        self.monkeypatch = monkeypatch
+        self.home = home
+        self._capsys = capsys
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> Ran:
+        self.monkeypatch.setattr(sys, "argv", ["prefixroute", *arguments])
+        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        written = self._capsys.readouterr()
+        return Ran(code, written.out, written.err)
+
+    def file(self, text: str | bytes, name: str = "config.yaml") -> str:
+        """The path of a new file, from where commands run."""
+        path = self.home / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return name
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    for name in os.environ:
+        if name.startswith("PREFIXROUTE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    # Help is laid out for a terminal of this width.
+    monkeypatch.setenv("COLUMNS", "120")
+    return Shell(monkeypatch, capsys, tmp_path)
+
+
+# Help
+
+
+def test_the_version(shell: Shell) -> None:
+    assert shell.run("--version") == Ran(0, f"prefixroute {__version__}\n", "")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_the_commands(shell: Shell, flag: str) -> None:
+    ran = shell.run(flag)
+    assert (ran.code, ran.err) == (0, "")
+    for command in ("serve", "check", "explain"):
+        assert f" {command} " in ran.out
+
+
+def test_what_a_terminal_cannot_show_is_replaced(shell: Shell) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    shell.monkeypatch.setattr(sys, "stdout", terminal)
+    assert shell.run("--version").code == 0
+    assert terminal.errors == "replace"
+
+
+def test_it_works_with_closed_streams(shell: Shell) -> None:
+    for name in ("stdout", "stderr"):
+        shell.monkeypatch.setattr(sys, name, None)
+    assert shell.run("check").code == 2
+    assert shell.run("check", URLS[0]).code == 0
+    for stream in (sys.stdout, sys.stderr):
+        stream.close()
+
+
+def test_without_a_command_there_is_help_and_a_code_that_scripts_notice(shell: Shell) -> None:
+    ran = shell.run()
+    assert ran.code == 2
+    assert "serve" in ran.out + ran.err
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "explain"])
+def test_each_command_has_help(shell: Shell, command: str) -> None:
+    ran = shell.run(command, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert command in ran.out
+
+
+def test_a_call_that_makes_no_sense_is_two_and_no_traceback(shell: Shell) -> None:
+    for arguments in (("serves",), ("serve", "--port", "http"), ("serve", "--prot", "1"), ("explain",)):
+        ran = shell.run(*arguments)
+        assert ran.code == 2
+        assert "Traceback" not in ran.err
+
+
+# Configuration: `serve` and `check` say the same
+
+
+@pytest.fixture(params=["serve", "check"])
+def command(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def refused(ran: Ran, line: str) -> None:
+    assert ran == Ran(2, "", f"prefixroute: {line}\n")
+
+
+def test_a_check_says_what_would_run(shell: Shell) -> None:
+    assert shell.run("check", URLS[0]) == Ran(0, "ok: expected_latency over 1 instance\n", "")
+    config = shell.file(
+        f"fleet: {{instances: [{{url: '{URLS[0]}'}}, {{url: '{URLS[1]}'}}]}}\nrouting: {{strategy: random}}"
+    )
+    assert shell.run("check", "--config", config) == Ran(0, "ok: random over 2 instances\n", "")
+    assert shell.run("check", "-c", config, URLS[0]) == Ran(0, "ok: random over 1 instance\n", "")
+    shell.monkeypatch.setenv("PREFIXROUTE_ROUTING__STRATEGY", "session")
+    assert shell.run("check", "-c", config) == Ran(0, "ok: session over 2 instances\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("routing: {stratgy: random}", "routing.stratgy: unknown setting; did you mean 'strategy'?"),
+        (
+            "routing: {strategy: expected_latncy}",
+            f"routing.strategy: must be one of {STRATEGIES}, not 'expected_latncy'; did you mean 'expected_latency'?",
+        ),
+        ("listen: {port: 9190}", "admin.port: 9190 is also listen.port (choose another, or admin: null)"),
+        ("listen: [1]", "listen: must be a table of settings, not a list"),
+        ("- 1", "config.yaml: must be a table of settings such as 'listen: {port: 8080}', not a list"),
+        (b"\xff\xfe", "config.yaml: is not UTF-8 text (byte 0)"),
+    ],
+)
+def test_a_wrong_file_is_one_line(shell: Shell, command: str, text: str | bytes, line: str) -> None:
+    refused(shell.run(command, URLS[0], "--config", shell.file(text)), line)
+
+
+def test_a_broken_file_is_one_line_with_the_place(shell: Shell, command: str) -> None:
+    ran = shell.run(command, "--config", shell.file("listen:\n  port: [1"))
+    assert ran.code == 2
+    (line,) = ran.err.splitlines()
+    assert line.startswith("prefixroute: config.yaml: line ")
+
+
+def test_a_file_that_cannot_be_read_is_one_line(shell: Shell, command: str) -> None:
+    (shell.home / "loop").symlink_to("loop")
+    for path, problem in (
+        ("none.yaml", "no such file"),
+        (".", "is a directory (name the file in it)"),
+        ("loop", f"cannot be read: {os.strerror(errno.ELOOP)}"),
+        (f"{shell.file('', 'plain')}/config.yaml", "cannot be read: Not a directory"),
+    ):
+        refused(shell.run(command, "--config", path), f"{path}: {problem}")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_one_line(shell: Shell, command: str) -> None:
+    path = shell.file("")
+    (shell.home / path).chmod(0)
+    refused(shell.run(command, "--config", path), f"{path}: cannot be read: Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("gpu-a:8000", "gpu-a:8000: has no scheme (write http://gpu-a:8000)"),
+        ("ftp://gpu-a", "ftp://gpu-a: must begin with http:// or https://"),
+        ("http://gpu-a:99999", "http://gpu-a:99999: has a bad port (a number from 1 to 65535)"),
+        (
+            "http://gpu-a:8000/v1",
+            "http://gpu-a:8000/v1: ends in /v1, which the paths of requests bring along (leave it out)",
+        ),
+        (
+            URLS[0],
+            f"fleet.instances[1].url: {URLS[0]} is also the url of fleet.instances[0] (list each server once)",
+        ),
+    ],
+)
+def test_a_wrong_url_is_one_line(shell: Shell, command: str, url: str, line: str) -> None:
+    refused(shell.run(command, URLS[0], url), line)
+
+
+def test_a_password_in_a_url_is_not_repeated(shell: Shell, command: str) -> None:
+    ran = shell.run(command, URLS[0], f"http://user:{SECRET}@gpu-a:8000")
+    assert ran.code == 2
+    assert ran.err.startswith("prefixroute: URL 2: holds a user name or password")
+    assert SECRET not in ran.err
+
+
+def test_no_instance_is_one_line(shell: Shell, command: str) -> None:
+    ran = shell.run(command)
+    assert ran.code == 2
+    assert ran.err.startswith("prefixroute: fleet.instances: no instance to route to (")
+    assert ran.err.count("\n") == 1
+
+
+def test_all_problems_are_told_at_once(shell: Shell, command: str) -> None:
+    ran = shell.run(command, "--config", shell.file("listen: {prt: 1}\nadmn: null\nlimits: {max_waiting: -1}"))
+    assert ran == Ran(
+        2,
+        "",
+        "prefixroute: listen.prt: unknown setting; did you mean 'port'?\n"
+        "             limits.max_waiting: must be at least 0, not -1\n"
+        "             admn: unknown setting; did you mean 'admin'?\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "line"),
+    [
+        (
+            "PREFIXROUTE_ROUTING__STRATGY",
+            "random",
+            "PREFIXROUTE_ROUTING__STRATGY: unknown setting; did you mean PREFIXROUTE_ROUTING__STRATEGY?",
+        ),
+        (
+            "PREFIXROUTE_LISTEN__PORT",
+            "high",
+            "listen.port (from PREFIXROUTE_LISTEN__PORT): must be a whole number, not 'high'",
+        ),
+    ],
+)
+def test_the_environment_is_checked_too(shell: Shell, command: str, variable: str, value: str, line: str) -> None:
+    shell.monkeypatch.setenv(variable, value)
+    refused(shell.run(command, URLS[0]), line)
+
+
+def test_options_are_checked_like_settings(shell: Shell) -> None:
+    for option, value, problem in (
+        ("--strategy", "randon", "routing.strategy: must be one of "),
+        ("--port", "70000", "listen.port: must be at most 65535, not 70000"),
+        ("--admin-port", "-1", "admin.port: must be at least 0, not -1"),
+        ("--host", "a b", "listen.host: must be an address or a host name"),
+        ("--log-format", "jsn", "log.format: must be one of text, json, not 'jsn'; did you mean 'json'?"),
+        ("--log-level", "loud", "log.level: must be one of debug, info, warning, error, not 'loud'"),
+    ):
+        ran = shell.run("serve", URLS[0], option, value)
+        assert ran.code == 2
+        assert ran.err.startswith(f"prefixroute: {problem}")
+        assert ran.err.count("\n") == 1
+
+
+def test_a_check_makes_the_custom_policy(shell: Shell) -> None:
+    config = shell.file("routing: {strategy: custom, custom: {factory: 'no_such_module_anywhere:make'}}")
+    refused(
+        shell.run("check", URLS[0], "--config", config),
+        "routing.custom.factory: no_such_module_anywhere:make failed: "
+        "ModuleNotFoundError: No module named 'no_such_module_anywhere'",
+    )
+
+
+# explain, as far as nothing answers
+
+
+def test_a_body_that_cannot_be_read_is_one_line(shell: Shell) -> None:
+    refused(shell.run("explain", "none.json"), "none.json: cannot be read: No such file or directory")
+    refused(shell.run("explain", "."), ".: cannot be read: Is a directory")
+
+
+@pytest.mark.parametrize("header", ["x-session-id", ": 7", "x id: 7", "x-session-id: 7\r\nHost: a", "x-session-id: é"])
+def test_a_header_that_is_none_is_one_line(shell: Shell, header: str) -> None:
+    ran = shell.run("explain", "-", "--header", header)
+    refused(ran, "--header: must be written 'name: value', in ASCII")
+
+
+@pytest.mark.parametrize(
+    "admin", ["127.0.0.1:9190", "http://", "http://[", "http://a:b", "http://a:99999", "file:///x"]
+)
+def test_an_admin_url_that_is_none_is_one_line(shell: Shell, admin: str) -> None:
+    ran = shell.run("explain", "-", "--admin", admin)
+    assert ran.code == 1
+    assert ran.err == (f"prefixroute: {admin}: not a URL of an admin port (it looks like http://127.0.0.1:9190)\n")
+
+
+def test_a_router_that_does_not_run_is_one_line(shell: Shell) -> None:
+    ran = shell.run("explain", "-", "--admin", URLS[0])
+    problem = f"no router answers at {URLS[0]}: Connection refused (--admin says where it is)"
+    assert ran == Ran(1, "", f"prefixroute: {problem}\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}", "answered 404: no explanation given"),
+        (b'HTTP/1.0 403 No\r\n\r\n{"error": {"message": "not from here"}}', "answered 403: not from here"),
+        (b"HTTP/1.0 200 OK\r\n\r\n{}", "is not the admin port of a PrefixRoute router"),
+        (b"HTTP/1.0 200 OK\r\n\r\n<html>", "is not the admin port of a PrefixRoute router"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "is not the admin port of a PrefixRoute router"),
+    ],
+)
+def test_something_else_that_answers_is_one_line(shell: Shell, answer: bytes, problem: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        def say() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):
+                    pass
+
+        speaker = Thread(target=say)
+        speaker.start()
+        ran = shell.run("explain", "-", "--admin", url, stdin=b"{}")
+        speaker.join()
+    assert ran == Ran(1, "", f"prefixroute: {url} {problem}\n")
+
+
+def explanation(*candidates: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    return {
+        "model": "m",
+        "prompt_tokens": 1_200,
+        "blocks": 4,
+        "no_key": None,
+        "strategy": "expected_latency",
+        "candidates": candidates,
+        "chosen": None,
+        "reason": "no_instance",
+        **changed,
+    }
+
+
+def candidate(name: str, **changed: Any) -> dict[str, Any]:
+    return {
+        "instance": name,
+        "state": "up",
+        "matched_tokens": 0,
+        "in_flight": 0,
+        "pending_prefill_tokens": 0,
+        "expected_s": None,
+        **changed,
+    }
+
+
+def shown(answer: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    show(json.loads(json.dumps(answer)), console)
+    written = console.file
+    assert isinstance(written, io.StringIO)
+    return written.getvalue()
+
+
+def test_an_explanation_shows_the_chosen_one_first_and_the_others_by_cost() -> None:
+    text = shown(
+        explanation(
+            candidate("gpu-a", expected_s=0.5),
+            candidate("gpu-b", expected_s=0.25, matched_tokens=1_024, in_flight=3, pending_prefill_tokens=77),
+            candidate("gpu-c", expected_s=0.1),
+            chosen="gpu-b",
+            reason="affinity",
+        )
+    )
+    assert text.startswith("model m: 1200 tokens in 4 blocks; strategy expected_latency\n")
+    assert text.endswith("→ gpu-b (affinity)\n")
+    assert text.index("gpu-b") < text.index("gpu-c") < text.index("gpu-a")
+    (line,) = [line for line in text.splitlines() if line.startswith("│ gpu-b")]
+    assert [cell.strip() for cell in line.strip("│").split("│")] == ["gpu-b", "up", "1024", "3", "77", "250.0 ms"]
+
+
+def test_an_explanation_takes_names_as_they_are() -> None:
+    text = shown(explanation(candidate("[red]"), candidate("[::1]:8000"), model="[bold]", no_key="not_json"))
+    assert "[red]" in text
+    assert "[::1]:8000" in text
+    assert text.startswith("model [bold]: 1200 tokens in 4 blocks, no key (not_json)")
+
+
+def test_an_explanation_without_candidates_has_no_table() -> None:
+    assert shown(explanation(model=None)) == (
+        "model -: 1200 tokens in 4 blocks; strategy expected_latency\n→ nobody (no_instance)\n"
+    )
