@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 from aiohttp import web
 
-from prefixroute.demo.server import tokens
 from prefixroute.demo.client import MeasuringClient, TargetError
 from prefixroute.demo.engine import EngineConfig
-from prefixroute.demo.server import ServerConfig, SimulatedServer
+from prefixroute.demo.server import ServerConfig, SimulatedServer, tokens
 from prefixroute.sim.replay import ReplayReport, block_text, prompt_text, replay
 from prefixroute.sim.traces import BLOCK_TOKENS, TraceRequest
 

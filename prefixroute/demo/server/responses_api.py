@@ -7,8 +7,8 @@ knows nothing of them. The oldest are forgotten.
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from prefixroute.demo.server import tokens
 from prefixroute.demo.engine.request import FinishReason
+from prefixroute.demo.server import tokens
 from prefixroute.demo.server.api_errors import NotFoundError
 from prefixroute.demo.server.jobs import EventWriter, Job, ServedRequest, TokenStream, named_event
 from prefixroute.demo.server.prompts import JsonObject, Turn

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
-from prefixroute.demo.server import metrics, tokens
 from prefixroute.demo.engine import Engine
+from prefixroute.demo.server import metrics, tokens
 from prefixroute.demo.server.api_errors import BadRequestError, BusyError, NotFoundError, wrong_field
 from prefixroute.demo.server.config import ServerConfig
 from prefixroute.demo.server.driver import EngineDriver

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixroute.demo.server import tokens
 from prefixroute.demo.engine.request import FinishReason
+from prefixroute.demo.server import tokens
 from prefixroute.demo.server.tokens import TextRequest
 
 PROMPT = tokens.encode("Tell me about prefix caching. ") * 4
