@@ -246,7 +246,7 @@ def demo(
     ] = "random,expected_latency",
     conversations: Annotated[int, typer.Option(min=1, max=100_000, help="Conversations in the workload.")] = 200,
     seed: Annotated[int, typer.Option(help="Decides the workload.")] = 1,
-    speed: SpeedOption = 6.0,
+    speed: SpeedOption = 5.0,
     json_file: JsonOption = None,
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the figures there (.svg or .png).", show_default=False)

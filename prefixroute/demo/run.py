@@ -46,7 +46,7 @@ class DemoOptions:
     strategies: Sequence[str] = (BASE_STRATEGY, KEPT_STRATEGY)
     seed: int = 1
     # Twice the workload in a minute, while two cores still have time to spare.
-    speed: float = 6.0
+    speed: float = 5.0
     n_conversations: int = 200
     json_path: Path | None = None
     chart_path: Path | None = None

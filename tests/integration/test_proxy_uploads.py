@@ -236,36 +236,3 @@ async def test_a_client_that_stops_sending_still_gets_the_early_answer(serve: Se
         await client.send(head("POST", UPLOAD, b"x" * 1_000_000) + b"half")
         answer = await client.answer()
         assert (answer.status, answer.body) == (401, b"who are you?")
-
-
-# ---------------------------------------------------------------------- the router stops
-
-
-async def test_an_upload_that_is_under_way_ends_before_the_router_does(serve: Serve, finished: Finished) -> None:
-    started: asyncio.Future[App] = asyncio.get_running_loop().create_future()
-    leave = asyncio.Event()
-
-    async def life(upstream: FakeUpstream) -> None:
-        async with serve(upstream, drain_timeout_s=60.0) as app:
-            started.set_result(app)
-            await leave.wait()
-
-    async with FakeUpstream() as upstream:
-        living = asyncio.create_task(life(upstream))
-        app = await started
-        async with RawClient(app.url) as client, RawClient(app.url) as idle:
-            assert (await idle.request("GET", "/health")).status == 200
-            await client.send(head("POST", CHAT, BODY) + BODY[:10])
-            while not app.proxy.n_active:
-                await asyncio.sleep(0)
-            leave.set()
-            # Who asks for nothing is let go at once.
-            assert await idle.wait_closed() == b""
-            assert app.stopping
-            await client.send(BODY[10:])
-            answer = await client.answer()
-            assert (answer.status, answer.header("connection")) == (200, "close")
-            assert await client.wait_closed() == b""
-        await living
-        assert upstream.bodies == [BODY]
-        assert finished()[-1]["outcome"] == "ok"

@@ -120,6 +120,16 @@ async def test_an_answer_that_is_let_go_early_costs_the_connection() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts open files as Linux shows them")
+async def test_a_kept_connection_is_held_once_whatever_it_carried() -> None:
+    async with FakeUpstream(raw_answer(b"ok")) as fake, upstream_of() as upstream:
+        await send(upstream, fake.url)
+        n_open = len(list(Path("/proc/self/fd").iterdir()))
+        await send(upstream, fake.url, UpstreamRequest("POST", "/x", [], b"x" * 100_000))
+        assert fake.calls[1].reused
+        assert len(list(Path("/proc/self/fd").iterdir())) == n_open
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts open files as Linux shows them")
 async def test_no_socket_is_left_open_whatever_became_of_a_large_body(
     until: Callable[[Callable[[], bool]], Awaitable[None]],
 ) -> None:
