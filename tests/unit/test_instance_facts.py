@@ -1,10 +1,14 @@
 """What is read out of an instance's model list and metrics, and what is left unknown."""
 
+from pathlib import Path
+
 import pytest
 
 from prefixroute.instance_facts import InstanceFacts, read_metrics, read_models
 
-# As vLLM 0.32 writes them; long lines shortened.
+# What vLLM 0.32 and llama.cpp 11434 answered on /metrics.
+DATA = Path(__file__).parent.parent / "data"
+# The same, as far as it is read; long lines shortened.
 VLLM = b"""\
 # HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
 # TYPE process_start_time_seconds gauge
@@ -27,6 +31,11 @@ def test_vllm_tells_capacity_start_and_sleep() -> None:
 def test_other_servers_tell_nothing() -> None:
     assert read_metrics(LLAMA_CPP) == InstanceFacts()
     assert read_metrics(b"") == InstanceFacts()
+
+
+def test_whole_captures_of_real_servers_are_read() -> None:
+    assert read_metrics((DATA / "vllm_metrics.txt").read_bytes()) == read_metrics(VLLM)
+    assert read_metrics((DATA / "llama_cpp_metrics.txt").read_bytes()) == InstanceFacts()
 
 
 def test_older_vllm_tells_blocks_and_their_size() -> None:
