@@ -74,6 +74,7 @@ class App:
             clock=clock,
         )
         self.metrics.waiting = lambda: len(self._waiting)
+        self._stored = StoredResponses(settings.limits.max_stored_responses)
         self._upstream = AiohttpUpstream(
             connect_timeout_s=settings.upstream.connect_timeout_s,
             first_byte_timeout_s=settings.upstream.first_byte_timeout_s,
@@ -96,7 +97,7 @@ class App:
                 router=self.router,
                 upstream=self._upstream,
                 waiting=self._waiting,
-                stored=StoredResponses(settings.limits.max_stored_responses),
+                stored=self._stored,
                 budget=RetryBudget(settings.retry.budget_ratio),
                 clock=clock,
                 max_attempts=settings.retry.max_attempts,
@@ -125,7 +126,7 @@ class App:
         """What an operator wants to see at the start, line by line."""
         settings = self.settings
         names = [i.name for i in settings.fleet.instances]
-        width = max(map(len, names))
+        width = max(map(len, names), default=0)
         n = len(names)
         return [
             f"PrefixRoute {__version__}: {settings.routing.strategy} over {n} instance{'s' if n != 1 else ''}",
@@ -186,6 +187,7 @@ class App:
                 transports += [c.transport for c in front.connections if c.transport is not None]
                 front.pre_shutdown()
                 await self._drain(transports)
+                self.proxy.is_cutting_off = True
 
     async def _drain(self, transports: Sequence[asyncio.Transport]) -> None:
         limit_s = self.settings.drain_timeout_s
@@ -207,6 +209,7 @@ class App:
             strategy=self.settings.routing.strategy,
             classify=lambda path: route_of(plain_path(path)).api,
             is_stopping=lambda: self.stopping,
+            stored=self._stored,
             on_change=self._waiting.wake,
             session_header=self.settings.routing.session.header,
             max_body_bytes=self.settings.limits.max_body_bytes,

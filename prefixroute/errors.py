@@ -36,13 +36,6 @@ class BodyTooLargeError(RequestError):
     code = "body_too_large"
 
 
-class UnauthorizedError(RequestError):
-    """No credential, or one that is not known."""
-
-    status = 401
-    code = "unauthorized"
-
-
 class ForbiddenError(RequestError):
     """The path is closed by configuration, such as engine control."""
 

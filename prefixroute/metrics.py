@@ -39,7 +39,7 @@ MAX_MODELS = 200
 MAX_LABEL_CHARS = 256
 # Series of `requests_total`: about 1 µs each at a scrape for which the event loop waits, 5 more elsewhere.
 MAX_REQUEST_SERIES = 5_000
-# Routes, lanes and instances are few. The bound only guards against a mistake elsewhere.
+# Routes and lanes are few. The bound only guards against a mistake elsewhere.
 MAX_CLOSED = 256
 
 NONE = "none"
@@ -63,7 +63,7 @@ class Metrics:
         self._models = _Names(MAX_MODELS)
         self._routes = _Names(MAX_CLOSED)
         self._lanes = _Names(MAX_CLOSED)
-        self._upstreams = _Names(MAX_CLOSED)
+        self._upstreams = _Names(max(MAX_CLOSED, len(router.fleet.instances)))
         self._requests: dict[tuple[str, ...], _Requests] = {}
         # The same objects by what records hold; only what is its own label, so it is bounded as they are.
         self._by_record: dict[tuple[str, str | None, str | None, Outcome, str], _Requests] = {}
@@ -193,7 +193,10 @@ class Metrics:
         yield _counter("decisions", "Last decision of each request, by reason.", ("reason",), _by(self._decisions))
         yield _counter("attempts", "Attempts on instances by outcome.", ("outcome",), _by(self._attempts))
         yield _counter(
-            "prompts_without_key", "Requests routed without a prefix, by cause.", ("cause",), _by(self._no_key)
+            "prompts_without_key",
+            "Requests on understood routes without a prefix, by cause.",
+            ("cause",),
+            _by(self._no_key),
         )
         for name, help_text, value in (
             ("prompt_tokens", "Prompt tokens of decided requests, estimated.", self._prompt_tokens),

@@ -118,14 +118,20 @@ class Prober:
 
     async def _watch(self, instance: Instance) -> None:
         interval_s = self._health.interval_s
-        await self.probe_once(instance)
+        await self._probe(instance)
         await asyncio.sleep(self._rng.random() * interval_s)
         while True:
             began_s = self._clock()
-            await self.probe_once(instance)
+            await self._probe(instance)
             pause_s = interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
             # A slow answer is part of the interval, but never all of it.
             await asyncio.sleep(max(pause_s - (self._clock() - began_s), pause_s * _JITTER))
+
+    async def _probe(self, instance: Instance) -> None:
+        try:
+            await self.probe_once(instance)
+        except Exception:  # one odd answer must not end the probing of the whole fleet
+            self._logger.exception("%s: fault while probing", instance.name)
 
     async def probe_once(self, instance: Instance) -> None:
         """One probe and all that follows from it, learning included when it is due. Raises nothing of the network's."""

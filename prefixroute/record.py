@@ -29,6 +29,8 @@ class Outcome(Enum):
     BROKEN = "broken"
     """The instance broke off: 502, or a broken stream when the answer had begun."""
     CLIENT_GONE = "client_gone"
+    CUT_OFF = "cut_off"
+    """It did not end within the router's own stop (`drain_timeout_s`)."""
     FAULT = "fault"
     """The router's own fault: 500."""
 

@@ -2,7 +2,7 @@
 
 All tables are frozen and refuse unknown keys. Nothing is coerced: a quoted number is text, `true` is no number.
 A table left empty means its defaults. A setting is here only when this version obeys it.
-Files, environment and the wording of errors: `config_load`.
+Files: `file`; environment and command line: `load`; the wording of errors: `errors`.
 """
 
 import ipaddress
@@ -120,6 +120,8 @@ class InstanceSettings(Table):
     def _check_name(cls, name: str) -> str:
         if _NAME.fullmatch(name) is None:
             raise SettingError("must be 1 to 64 characters out of A-Z a-z 0-9 . _ : - [ ]")
+        if name in ("none", "other"):
+            raise SettingError("must not be none or other, which mean something else in metrics")
         return name
 
     @field_validator("models")

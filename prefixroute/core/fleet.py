@@ -40,7 +40,7 @@ class ProbeFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One model server. `slot` is its bit in the prefix index; `models` None: learned by asking it."""
+    """One model server. `slot`: its number in index and load; `models` None: learned by asking it."""
 
     name: str
     url: str
@@ -130,10 +130,7 @@ class Fleet:
         return [
             s.instance
             for s in serving
-            if not s.draining
-            and s.state is State.DOWN
-            and s.failure is not ProbeFailure.REFUSED
-            and s.instance.name not in without
+            if not s.draining and self._may_be_last_resort(s, now_s) and s.instance.name not in without
         ]
 
     def can_serve(self, now_s: float) -> bool:
@@ -142,8 +139,10 @@ class Fleet:
             not s.draining
             and (
                 s.state in (State.UP, State.HALF_OPEN)
-                or (s.state is State.DOWN and s.failure is not ProbeFailure.REFUSED)
-                or (s.state is State.EJECTED and now_s >= s._ejected_until_s)
+                or (
+                    s.failure is not ProbeFailure.REFUSED
+                    and (s.state is State.DOWN or (s.state is State.EJECTED and now_s >= s._ejected_until_s))
+                )
             )
             for s in self._states.values()
         )
@@ -155,18 +154,21 @@ class Fleet:
 
     def knows_model(self, model: str) -> bool:
         """Whether some instance says that it serves `model`: a bound on what may become a metric label."""
-        return any(s.models is not None and model in s.models for s in self._states.values())
+        return model in self._by_models()
 
     def _serving(self, model: str | None) -> tuple[InstanceState, ...]:
         """Instances that have the model or may have it; all for a model nobody lists: the server answers for itself."""
-        if not self._by_model:
-            everybody = tuple(self._states.values())
-            self._by_model[None] = everybody
-            listed = {name for s in everybody for name in s.models or ()}
-            for name in listed:
-                self._by_model[name] = tuple(s for s in everybody if s.models is None or name in s.models)
-        by_model = self._by_model
+        by_model = self._by_models()
         return by_model.get(model) or by_model[None]
+
+    def _by_models(self) -> dict[str | None, tuple[InstanceState, ...]]:
+        """Each model that somebody lists, and who has it or may have it; None: everybody."""
+        by_model = self._by_model
+        if not by_model:
+            everybody = by_model[None] = tuple(self._states.values())
+            for name in {name for s in everybody for name in s.models or ()}:
+                by_model[name] = tuple(s for s in everybody if s.models is None or name in s.models)
+        return by_model
 
     def _may_be_tried(self, state: InstanceState, now_s: float) -> bool:
         match state.state:
@@ -175,9 +177,15 @@ class Fleet:
             case State.HALF_OPEN:
                 return not state._trial
             case State.EJECTED:
-                return now_s >= state._ejected_until_s
+                # While its probes fail too, a request would only pay for finding out again.
+                return now_s >= state._ejected_until_s and state.failure is None
             case _:
                 return False
+
+    def _may_be_last_resort(self, state: InstanceState, now_s: float) -> bool:
+        if state.state is State.DOWN:
+            return state.failure is not ProbeFailure.REFUSED
+        return state.state is State.EJECTED and now_s >= state._ejected_until_s
 
     # ------------------------------------------------------------------ events
 
@@ -227,24 +235,25 @@ class Fleet:
         state._n_failed = 0
         state._n_passed += 1
         if state.state is State.EJECTED:
+            state.failure = None
             self._half_open(state)
         if state.state is not State.UP and state._n_passed >= (self._health.rise if state._was_up else 1):
             self._up(state)
 
     def probe_failed(self, name: str, failure: ProbeFailure) -> bool:
-        """Returns whether this took the instance down (from any other state) for a cause that empties its cache."""
+        """Returns whether this is the first news of a cause that empties the instance's cache."""
         state = self._states[name]
         state._n_passed = 0
         state.last_probe_timed_out = failure is ProbeFailure.TIMEOUT
         if failure is ProbeFailure.TIMEOUT and self._most_time_out():
             return False
         state._n_failed += 1
-        if state.state is State.DOWN:
+        if state.state in (State.DOWN, State.EJECTED):
             # A silent server that now refuses has died; one that now answers 503 is there again, and unwell.
             died = failure is ProbeFailure.REFUSED and state.failure is not ProbeFailure.REFUSED
             state.failure = failure
             return died
-        if state.state is State.EJECTED or state._n_failed < self._fall(state, failure):
+        if state._n_failed < self._fall(state, failure):
             return False
         state.state = State.DOWN
         state.failure = failure

@@ -136,20 +136,16 @@ class Router:
         it may take requests at all. Raises NoInstanceError when nobody may.
         """
         facts, chain, candidates = self._facts(prompt, now_s, without)
-        if only is not None and (own := [c for c in candidates if c.instance.name == only]):
-            decision = Decision(own[0], Reason.STORED)
-        elif candidates:
-            decision = self._pick(facts, candidates)
-        else:
+        if not candidates:
             raise NoInstanceError("no instance can take the request")
-        return self._take(facts, chain, decision)
+        return self._take(facts, chain, self._decide(facts, candidates, only))
 
-    def explain(self, prompt: Prompt, *, now_s: float) -> Explanation:
+    def explain(self, prompt: Prompt, *, now_s: float, only: str | None = None) -> Explanation:
         """A dry run of `lease`: what it would decide now. Records nothing, and gives the dice back as they were."""
         facts, chain, candidates = self._facts(prompt, now_s, ())
         dice = self._rng.getstate()
         faults = self.n_policy_faults, self.last_policy_fault
-        decision = self._pick(facts, candidates) if candidates else None
+        decision = self._decide(facts, candidates, only) if candidates else None
         self.n_policy_faults, self.last_policy_fault = faults
         self._rng.setstate(dice)
         return Explanation(facts, len(chain), candidates, decision)
@@ -188,17 +184,21 @@ class Router:
             )
         return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work), chain, candidates
 
+    def _decide(self, facts: Facts, candidates: list[Candidate], only: str | None) -> Decision:
+        for candidate in candidates if only is not None else ():
+            if candidate.instance.name == only:
+                return Decision(candidate, Reason.STORED)
+        return self._pick(facts, candidates)
+
     def _pick(self, facts: Facts, candidates: list[Candidate]) -> Decision:
         try:
             decision = self._policy.pick(facts, candidates, self._rng)
-            if decision.candidate in candidates:
-                return decision
-            fault: Exception = ValueError(f"the policy picked {decision.candidate!r}, which is no candidate")
-        except Exception as error:  # noqa: BLE001  a policy's fault must never cost a request
-            fault = error
-        self.n_policy_faults += 1
-        self.last_policy_fault = fault
-        return Decision(least_outstanding(candidates, self._rng), Reason.FALLBACK)
+            _check(decision, candidates)
+        except Exception as fault:  # noqa: BLE001  a policy's fault must never cost a request
+            self.n_policy_faults += 1
+            self.last_policy_fault = fault
+            return Decision(least_outstanding(candidates, self._rng), Reason.FALLBACK)
+        return decision
 
     def _take(self, facts: Facts, chain: list[int], decision: Decision) -> Lease:
         candidate = decision.candidate
@@ -252,3 +252,13 @@ class Router:
 
     def _blocks(self, capacity_tokens: int) -> int:
         return max(1, capacity_tokens // self._hasher.block_tokens)
+
+
+def _check(decision: Decision, candidates: Sequence[Candidate]) -> None:
+    """Raises ValueError for what cannot be carried out, counted or shown: policies are also other people's."""
+    if decision.candidate not in candidates:
+        raise ValueError(f"the policy picked {decision.candidate!r}, which is no candidate")
+    if not isinstance(decision.reason, Reason):
+        raise ValueError(f"the policy's reason is {decision.reason!r}, which is no Reason")  # noqa: TRY004  its value
+    if decision.scores is not None and len(decision.scores) != len(candidates):
+        raise ValueError(f"the policy gave {len(decision.scores)} scores for {len(candidates)} candidates")

@@ -20,14 +20,14 @@ from prefixroute.core.router import Router
 from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError
 from prefixroute.http.admin_views import explanation_view, instance_view, states_view
 from prefixroute.http.body import check_framing, check_length, expect_continue, read_whole
-from prefixroute.http.headers import RawHeaders, first, short_text
+from prefixroute.http.headers import RawHeaders, first, is_encoded, prefix_aware_id, short_text
 from prefixroute.http.response import RawResponse
 from prefixroute.http.routes import plain_path
+from prefixroute.http.stored import StoredResponses
 from prefixroute.metrics import Metrics, encode
 
 _log = logging.getLogger(__name__)
 
-_PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 _INSTANCES = "/instances/"
 _ENDPOINTS = {
@@ -92,6 +92,7 @@ class Admin:
         strategy: str,
         classify: Callable[[str], Api],
         is_stopping: Callable[[], bool],
+        stored: StoredResponses,
         on_change: Callable[[], None] = lambda: None,
         session_header: str = "x-session-id",
         max_body_bytes: int = 64 * 1024 * 1024,
@@ -103,6 +104,7 @@ class Admin:
         self._strategy = strategy
         self._classify = classify
         self._is_stopping = is_stopping
+        self._stored = stored
         self._on_change = on_change
         self._session_header = session_header.lower().encode("ascii")
         self._max_body_bytes = max_body_bytes
@@ -201,10 +203,11 @@ class Admin:
             _guess(body) if path is None else self._classify(path[0]),
             body,
             session_id=short_text(raw, self._session_header),
-            prefix_aware_id=short_text(raw, _PREFIX_AWARE_ID),
-            encoded=first(raw, b"content-encoding") is not None,
+            prefix_aware_id=prefix_aware_id(raw),
+            encoded=is_encoded(raw),
         )
-        explanation = self._router.explain(prompt, now_s=self._clock())
+        only = self._stored.home(prompt.previous_response_id)
+        explanation = self._router.explain(prompt, now_s=self._clock(), only=only)
         return _json(explanation_view(self._router, explanation, self._strategy))
 
     def _named(self, request: web.BaseRequest) -> InstanceState:

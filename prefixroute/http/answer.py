@@ -8,7 +8,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 
 from prefixroute.errors import UpstreamBrokenError, UpstreamTimeoutError
 from prefixroute.http.aiohttp_client import Attempt
-from prefixroute.http.headers import RawHeaders, first
+from prefixroute.http.headers import RawHeaders, all_of, first
 
 
 class GarbledAnswerError(UpstreamBrokenError):
@@ -95,10 +95,10 @@ class AiohttpAnswer:
 
     def check(self) -> None:
         """Raises GarbledAnswerError for what cannot be passed on."""
-        codings = [value for name, value in self.headers if name.lower() == b"transfer-encoding"]
-        if self.status < 200 or (codings and (len(codings) > 1 or codings[0].lower() != b"chunked")):
+        codings, lengths = all_of(self.headers, b"transfer-encoding"), all_of(self.headers, b"content-length")
+        if self.status < 200 or len(codings) + len(lengths) > 1 or (codings and codings[0].lower() != b"chunked"):
             self.close()
-            raise GarbledAnswerError(f"{self._name}: answered in a protocol or coding that was not asked for")
+            raise GarbledAnswerError(f"{self._name}: answered in a protocol or framing that was not asked for")
 
     async def read(self) -> bytes:
         self._since_s = self._loop.time()

@@ -9,15 +9,21 @@ from aiohttp import web
 from prefixroute.core.prompt import Api, Prompt, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.http.body import check_length, expect_continue, read_whole, stream
-from prefixroute.http.headers import RawHeaders, first, forwarded, identified, short_text
+from prefixroute.http.headers import (
+    RawHeaders,
+    first,
+    forwarded,
+    identified,
+    is_encoded,
+    prefix_aware_id,
+    short_text,
+)
 from prefixroute.http.retry import RetryBudget
 from prefixroute.http.routes import Route, plain_path, stored_response_id
 from prefixroute.http.stored import StoredResponses
 from prefixroute.http.upstream import Upstream, UpstreamRequest
 from prefixroute.http.waiting import WaitingRoom
 from prefixroute.record import RequestRecord
-
-_PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,8 @@ async def read_ask(
         route.api if understood else Api.OTHER,
         whole,
         session_id=short_text(raw, session_header),
-        prefix_aware_id=short_text(raw, _PREFIX_AWARE_ID),
-        encoded=first(raw, b"content-encoding") is not None,
+        prefix_aware_id=prefix_aware_id(raw),
+        encoded=is_encoded(raw),
     )
     record.model = prompt.model
     record.streamed = prompt.stream

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from aiohttp import HttpVersion10, HttpVersion11, StreamReader, web
 
 from prefixroute.errors import BodyTooLargeError, PrefixRouteError, RequestError
-from prefixroute.http.headers import first
+from prefixroute.http.headers import all_of, first
 
 # `web.BaseRequest` is used for its parsed head and its reader only; its own limits and helpers are not.
 
@@ -44,7 +44,7 @@ def check_framing(request: web.BaseRequest) -> None:
     """
     if request.version not in (HttpVersion10, HttpVersion11):
         raise FramingError("only HTTP/1.1 and HTTP/1.0 are spoken here")
-    codings = [value for name, value in request.raw_headers if name.lower() == b"transfer-encoding"]
+    codings = all_of(request.raw_headers, b"transfer-encoding")
     if codings and (
         len(codings) > 1
         or codings[0].strip().lower() != b"chunked"
@@ -107,7 +107,7 @@ def _too_large(max_bytes: int) -> BodyTooLargeError:
 class Upload:
     """A streamed body on its way. While the client is waited for, the instance's limits do not run.
 
-    `is_limited`: `limit` is in force; `is_handing_over`: the instance has a piece to take. `fault`: what the stream
+    `is_limited`: `limit` is in force; `is_handing_over`: and it is the one on taking a piece. `fault`: what the stream
     raised: the client's doing, not the instance's.
     """
 
@@ -131,17 +131,16 @@ class Upload:
         self._run_for(None)
         try:
             async for piece in self._stream():
-                self.is_handing_over = True
-                self._run_for(self._idle_timeout_s)
+                self._run_for(self._idle_timeout_s, handing_over=True)
                 yield piece
-                self.is_handing_over = False
                 self._run_for(None)
         except PrefixRouteError as fault:
             self.fault = fault
             raise
         self._run_for(self._first_byte_timeout_s)
 
-    def _run_for(self, seconds: float | None) -> None:
+    def _run_for(self, seconds: float | None, *, handing_over: bool = False) -> None:
         if self.is_limited and not self._limit.expired():
+            self.is_handing_over = handing_over
             loop = asyncio.get_running_loop()
             self._limit.reschedule(None if seconds is None else loop.time() + seconds)

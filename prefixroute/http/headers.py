@@ -40,6 +40,7 @@ _NOT_RELAYED_WHEN_CHUNKED = _HOP_BY_HOP | {b"content-length"}
 
 # Printable ASCII without space, quotes and backslash: safe in a log line and in a header.
 _REQUEST_ID = re_compile(rb"[!#-&(-\[\]-~]{1,128}")
+_PREFIX_AWARE_ID = re_compile(rb"[!-~][ -~]{0,63}")
 _SHORT_TEXT = re_compile(rb"[\x20-\x7e]{1,256}")
 
 
@@ -68,6 +69,11 @@ def first(headers: RawHeaders, name: bytes) -> bytes | None:
     return None
 
 
+def all_of(headers: RawHeaders, name: bytes) -> list[bytes]:
+    """Every value of a header; `name` in lower case."""
+    return [value for key, value in headers if key.lower() == name]
+
+
 def new_request_id() -> str:
     return uuid4().hex
 
@@ -83,8 +89,7 @@ def request_id(headers: RawHeaders) -> str:
 def identified(headers: RawHeaders, request_id: str) -> list[tuple[bytes, bytes]]:
     """Headers with this request id and no other. One that is there already stays in its place."""
     sent = request_id.encode("ascii")
-    ids = [value for name, value in headers if name.lower() == b"x-request-id"]
-    if ids == [sent]:
+    if all_of(headers, b"x-request-id") == [sent]:
         return list(headers)
     return [*(header for header in headers if header[0].lower() != b"x-request-id"), (b"x-request-id", sent)]
 
@@ -95,6 +100,21 @@ def short_text(headers: RawHeaders, name: bytes) -> str | None:
     if value is None or not _SHORT_TEXT.fullmatch(value):
         return None
     return value.decode("ascii")
+
+
+def prefix_aware_id(headers: RawHeaders) -> str | None:
+    """SageMaker's id of an application: 1 to 64 printable characters, the first one no space; else None."""
+    value = first(headers, b"x-amzn-sagemaker-prefix-aware-id")
+    if value is None or not _PREFIX_AWARE_ID.fullmatch(value):
+        return None
+    return value.decode("ascii")
+
+
+def is_encoded(headers: RawHeaders) -> bool:
+    """Whether the body is coded (gzip, say), so that it cannot be read as it stands."""
+    return any(
+        key.lower() == b"content-encoding" and value.strip().lower() not in (b"", b"identity") for key, value in headers
+    )
 
 
 def _without(headers: RawHeaders, dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:

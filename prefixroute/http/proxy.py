@@ -59,6 +59,8 @@ class Proxy:
         self._lane = lane
         self.n_active = 0
         """Requests under way."""
+        self.is_cutting_off = False
+        """Set when what is still under way is the router's to end, not its clients'."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -79,7 +81,7 @@ class Proxy:
         try:
             await self._serve(request, response, record, route, path)
         except asyncio.CancelledError:
-            record.outcome = Outcome.CLIENT_GONE
+            record.outcome = Outcome.CUT_OFF if self.is_cutting_off else Outcome.CLIENT_GONE
             raise
         except ConnectionResetError:
             record.outcome = Outcome.CLIENT_GONE

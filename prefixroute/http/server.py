@@ -57,8 +57,9 @@ class _Refusal(RawResponse):
 
 
 class _Connection(RequestHandler):
-    """One client connection. Three things are different from aiohttp's.
+    """One client connection. Four things are different from aiohttp's.
 
+    - A client that leaves is gone at once, whatever it has not read.
     - An error in a body's chunks is told to who reads that body; aiohttp leaves the reader waiting.
     - Heads are bounded as a whole.
     - A connection that is to end takes the rest of a body that is under way.
@@ -101,6 +102,12 @@ class _Connection(RequestHandler):
             # The request has been taken in, so its own answer is the one that says so.
             self._messages.pop()
             body.set_exception(MalformedBodyError("the body's chunks are not valid HTTP"))
+
+    def eof_received(self) -> None:
+        """The client has closed its sending side: it has left."""
+        if self._request_in_progress and self.transport is not None:
+            # Closing, which comes next, would wait until it takes what is written, and the instance would work on.
+            self.transport.abort()
 
     def end(self) -> None:
         """Closes the connection: at once when it is idle, else after the answer under way."""

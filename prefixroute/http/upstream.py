@@ -119,7 +119,7 @@ class AiohttpUpstream:
             else:
                 text = f"no answer within first_byte_timeout_s ({self._first_byte_timeout_s:g} s)"
             raise UpstreamTimeoutError(f"{name}: {text}") from error
-        except (aiohttp.ClientConnectorError, aiohttp.ClientConnectorCertificateError) as error:
+        except aiohttp.ClientConnectorError as error:
             raise UpstreamUnreachableError(f"{name}: {_cause(error)}") from error
         except (aiohttp.ClientError, OSError) as error:
             if upload is not None and upload.fault is not None:
@@ -159,7 +159,7 @@ def _lost(name: str, attempt: Attempt, error: Exception) -> UpstreamBrokenError:
     )
 
 
-def _cause(error: aiohttp.ClientConnectorError | aiohttp.ClientConnectorCertificateError) -> str:
+def _cause(error: aiohttp.ClientConnectorError) -> str:
     # The error's own text holds the address, which is no client's business; the operating system's word is enough.
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate was refused ({getattr(error.certificate_error, 'verify_message', 'wrong name')})"

@@ -482,6 +482,7 @@ async def test_streams_that_never_end_are_cut_off_when_their_time_is_over(comman
 
             command.signal(SIGTERM)
             await command.wait_line(r"stopping: what did not end in time is cut off \(2 requests\)")
+            await command.wait_line(r"outcome\W+cut_off")
             assert await command.wait_exit() == (0, "")
             assert_broken(await read_rest(streaming))
             for upstream in (silent, talkative):

@@ -1,6 +1,7 @@
 """A router in this process, before upstreams whose every byte is the test's.
 
-Proxy tests run on uvloop, as the command does, and on asyncio's own loop, which it falls back to.
+Proxy tests run on uvloop, as the command does. Those about connections that end or hold back run on asyncio's own loop
+too, which the command falls back to.
 """
 
 import asyncio
@@ -19,15 +20,20 @@ from prefixroute.testing import FakeUpstream
 
 Serve = Callable[..., AbstractAsyncContextManager[App]]
 
+_ON_BOTH_LOOPS = {"leaving", "load", "retries", "stopping", "timeouts", "uploads", "upstream"}
+
 # A test that waits for what never comes fails after so long: uvloop does not let pytest-timeout's signal through.
 _PATIENCE_S = 20
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if item.path.name.startswith("test_proxy"):
-        return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
-    return {"asyncio": asyncio.new_event_loop}
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {}
+    if item.path.stem.startswith("test_proxy"):
+        factories["uvloop"] = uvloop.new_event_loop
+    if not factories or item.path.stem.removeprefix("test_proxy_") in _ON_BOTH_LOOPS:
+        factories["asyncio"] = asyncio.new_event_loop
+    return factories
 
 
 @pytest.fixture

@@ -23,13 +23,19 @@ from prefixroute.core.prompt import Api, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.http.admin import Admin as AdminHandler
 from prefixroute.http.server import FrontServer, listen
+from prefixroute.http.stored import StoredResponses
 from prefixroute.metrics import Metrics
 
 SECRET = "sk-1234567890abcdef"
 STORY = "once upon a time there was a router " * 50
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": STORY}], "stream": True}
 MAX_BODY_BYTES = 2 * 1024 * 1024
-APIS = {"/v1/completions": Api.COMPLETIONS, "/v1/chat/completions": Api.CHAT, "/v1/embeddings": Api.POOLING}
+APIS = {
+    "/v1/completions": Api.COMPLETIONS,
+    "/v1/responses": Api.RESPONSES,
+    "/v1/chat/completions": Api.CHAT,
+    "/v1/embeddings": Api.POOLING,
+}
 
 
 def classify(path: str) -> Api:
@@ -52,6 +58,7 @@ class Admin:
             Random(1),
         )
         self.metrics = Metrics(self.router, strategy="expected_latency")
+        self.stored = StoredResponses(10)
         self.stopping = False
         self.now_s = 1000.0
         self.n_changes = 0
@@ -61,6 +68,7 @@ class Admin:
             strategy="expected_latency",
             classify=classify,
             is_stopping=lambda: self.stopping,
+            stored=self.stored,
             on_change=self._on_change,
             max_body_bytes=MAX_BODY_BYTES,
             body_timeout_s=body_timeout_s,
@@ -264,6 +272,15 @@ async def test_an_explanation_is_a_dry_run(admin: Admin) -> None:
     assert first["reason"] == second["reason"] == "cold"
     assert (await admin.ask("GET", "/instances"))[1] == before
     assert admin.router.index.n_bytes == 0
+
+
+@pytest.mark.parametrize("home", ["127.0.0.1:8001", "[::1]:8002"])
+async def test_a_stored_response_decides(admin: Admin, home: str) -> None:
+    admin.stored.record("resp_1", home)
+    body = {"model": "llama", "input": "go on", "previous_response_id": "resp_1"}
+    _, answered, _ = await admin.ask("POST", "/explain?path=/v1/responses", body)
+
+    assert (answered["chosen"], answered["reason"]) == (home, "stored")
 
 
 async def test_nobody_may_take_it(admin: Admin) -> None:

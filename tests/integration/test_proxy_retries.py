@@ -133,6 +133,26 @@ async def test_a_reused_connection_is_made_anew_once(serve: Serve, finished: Fin
         assert finished()[1]["attempts"] == "stale,unanswered"
 
 
+async def test_a_stale_connection_casts_doubt_on_all_that_are_kept(serve: Serve, finished: Finished) -> None:
+    async def script(call: Call) -> None:
+        await together.wait()
+        await json_answer({})(call)
+        call.reset_at_next()
+
+    together = asyncio.Event()
+    async with FakeUpstream(script) as upstream, serve(upstream) as app:
+        async with RawClient(app.url) as client, RawClient(app.url) as other:
+            for one in (client, other):
+                await one.send(head("POST", CHAT, BODY) + BODY)
+            await upstream.wait_calls(2)
+            together.set()
+            await client.answer()
+            await other.answer()
+            assert (await client.request(body=BODY)).status == 200
+        assert len(upstream.calls) == 3
+        assert finished()[2]["attempts"] == "stale,answered"
+
+
 async def test_a_streamed_body_never_meets_a_connection_that_is_closing(serve: Serve, finished: Finished) -> None:
     async with FakeUpstream(good_once) as upstream, serve(upstream) as app, RawClient(app.url) as client:
         for _ in range(3):

@@ -76,6 +76,21 @@ async def test_an_upload_is_streamed_at_the_pace_of_the_instance(serve: Serve, d
         assert (await client.request("GET", "/health")).status == 200
 
 
+async def test_multipart_is_streamed_whatever_the_route(serve: Serve) -> None:
+    async def script(call: Call) -> None:
+        assert await call.read(4) == b"half"
+        taken.set()
+        await call.read(4)
+        await json_answer({"ok": True})(call)
+
+    taken = asyncio.Event()
+    async with FakeUpstream(script, by_hand=True) as upstream, serve(upstream) as app, RawClient(app.url) as client:
+        await client.send(head("POST", CHAT, b"halfhalf", MULTIPART) + b"half")
+        await taken.wait()
+        await client.send(b"half")
+        assert (await client.answer()).status == 200
+
+
 async def test_each_piece_of_an_upload_goes_up_before_the_next_is_sent(serve: Serve) -> None:
     async def script(call: Call) -> None:
         for i in range(10):

@@ -330,7 +330,7 @@ def test_yaml_is_read_as_yaml_1_2(text: str, value: object) -> None:
         ("a.yaml", "[" * 20_000, "line 1, column 66: is nested too deeply"),
         ("a.yaml", "- a", "must be a table of settings such as 'listen: {port: 8080}', not a list"),
         ("a.yaml", "text", "must be a table of settings such as 'listen: {port: 8080}', not a single value"),
-        ("a.json", '{"a": 1,\n}', "line 2, column 1: not JSON: "),
+        ("a.json", '{"a": 1\n"b": 2}', "line 2, column 1: not JSON: "),
         ("a.json", '{"a": 1, "a": 2}', "'a' is set twice in one object (keep one)"),
         ("a.json", '{"a": NaN}', "has NaN for a number"),
         ("a.json", '{"a": 1e999}', "has a number too large to hold"),

@@ -239,6 +239,16 @@ def test_known_models_are_bounded_too(router: Router) -> None:
     assert "other" in labels
 
 
+def test_every_instance_of_a_large_fleet_has_its_own_label() -> None:
+    instances = [Instance(f"gpu-{slot}", f"http://gpu-{slot}", slot) for slot in range(300)]
+    metrics = Metrics(Router(instances, LeastOutstanding(), BlockHasher(256, 1), Random(1)), strategy="s")
+    for instance in instances:
+        metrics.record(a_record(upstream=instance.name))
+
+    counted = {dict(labels)["upstream"] for name, labels in samples(metrics) if name == "prefixroute_requests_total"}
+    assert counted == {instance.name for instance in instances}
+
+
 def test_no_request_is_lost_when_the_series_are_used_up(router: Router) -> None:
     metrics = Metrics(router, strategy="s")
     router.fleet.learned_models("gpu-b:8000", frozenset(f"lora-{i}" for i in range(MAX_MODELS)))

@@ -6,7 +6,8 @@ move it. The rule applies where two or more instances can serve. The length coun
 characters of the messages' text on the OpenAI path; `Prompt.prefix_bytes` knows which.
 
 Not documented, so chosen: the first instance of a prefix is the one with fewest in flight, ties at random; a prefix
-whose instance cannot serve moves.
+whose instance cannot serve moves. Where a SageMaker endpoint has one model, a fleet may have several: each model has
+its own prefixes.
 """
 
 from collections import OrderedDict
@@ -56,6 +57,9 @@ class PrefixAware:
         prefix = facts.prompt.prefix_bytes(self._prefix_length)
         if not prefix:
             return None
-        identity = (facts.prompt.prefix_aware_id or "").encode("utf-8", "surrogatepass")
-        # The length keeps an id and a prefix apart from a longer id and a shorter prefix.
-        return xxh3_128_digest(len(identity).to_bytes(4) + identity + prefix, self._seed)
+        # Lengths keep an id and a prefix apart from a longer id and a shorter prefix.
+        owners = b""
+        for name in (facts.prompt.prefix_aware_id, facts.prompt.model):
+            owner = (name or "").encode("utf-8", "surrogatepass")
+            owners += len(owner).to_bytes(4) + owner
+        return xxh3_128_digest(owners + prefix, self._seed)

@@ -65,10 +65,10 @@ async def _serve_until_signal(
 
 
 async def _start(server: SimulatedServer, host: str, port: int) -> None:
+    if port > 65_535:  # uvloop would take it modulo 65,536
+        raise ConfigError(f"cannot listen on {host}:{port}: there is no such port")
     try:
         await server.start(host, port)
-    except OverflowError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
     except OSError as error:
         # asyncio puts the address into `strerror`; a name that cannot be resolved has a negative number.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror

@@ -101,7 +101,7 @@ def render(engine: Engine[RequestT], stats: RequestStats, *, model: str, start_t
         "num_gpu_blocks": str(config.n_blocks),
         "prefix_caching_hash_algo": "xxhash",
     }
-    page.family("cache_config_info", "gauge", [(cache, 1)])
+    page.family("cache_config_info", "gauge", [(cache, 1)], without="model_name")
 
     page.counter("prefix_cache_queries", counters.prefix_cache_queries)
     page.counter("prefix_cache_hits", counters.prefix_cache_hits)
@@ -114,7 +114,8 @@ def render(engine: Engine[RequestT], stats: RequestStats, *, model: str, start_t
         "counter",
         [({"finished_reason": reason.value}, n) for reason, n in stats.finished.items()],
     )
-    page.family("admission_rejections_total", "counter", [({"reason": "max_num_queued_reqs"}, stats.n_rejected)])
+    rejections = [({"reason": "max_num_queued_reqs"}, stats.n_rejected), ({"reason": "max_num_queued_tokens"}, 0)]
+    page.family("admission_rejections_total", "counter", rejections, without="engine")
 
     page.histogram("time_to_first_token_seconds", stats.time_to_first_token)
     page.histogram("request_time_per_output_token_seconds", stats.time_per_output_token)
@@ -139,16 +140,19 @@ class _Page:
         for suffix, labels, value in histogram.samples():
             self._sample(name + suffix, labels, value)
 
-    def family(self, name: str, kind: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> None:
+    def family(
+        self, name: str, kind: str, samples: Sequence[tuple[Mapping[str, str], float]], *, without: str = ""
+    ) -> None:
+        """`without`: the one label of all others that vLLM leaves out here."""
         self.lines.append(f"# TYPE vllm:{name} {kind}")
         for labels, value in samples:
-            self._sample(name, labels, value)
+            self._sample(name, labels, value, without)
 
     def encode(self) -> bytes:
         return ("\n".join(self.lines) + "\n").encode()
 
-    def _sample(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        pairs = sorted({**self._labels, **labels}.items())
+    def _sample(self, name: str, labels: Mapping[str, str], value: float, without: str = "") -> None:
+        pairs = sorted((key, text) for key, text in {**self._labels, **labels}.items() if key != without)
         text = ",".join(f'{key}="{_escape(value)}"' for key, value in pairs)
         self.lines.append(f"vllm:{name}{{{text}}} {float(value)!r}")
 

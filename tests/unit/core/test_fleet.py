@@ -210,8 +210,23 @@ def test_a_silent_instance_that_refuses_later_has_died() -> None:
     assert fail(fleet, "a", REFUSED, times=2) == [True, False]
 
 
-def test_an_ejected_instance_is_not_lost_by_probes() -> None:
-    assert fail(in_state(State.EJECTED), "a", REFUSED) == [False] * 3
+def test_an_ejected_instance_that_refuses_has_died() -> None:
+    """Its connection may have failed by silence, which keeps the map."""
+    fleet = in_state(State.EJECTED)
+    assert fail(fleet, "a", TIMEOUT) == [False] * 3
+    assert fail(fleet, "a", REFUSED) == [True, False, False]
+
+
+def test_an_answer_does_not_overrule_the_health_check_of_an_ejected_instance_either() -> None:
+    fleet = in_state(State.EJECTED)
+    fleet.probe_failed("a", STATUS)
+    fleet.taken("a")
+    fleet.answered("a")
+    assert fleet.state("a").state is State.HALF_OPEN
+    fleet.connect_failed("a", 0.0)
+    fleet.probe_passed("a")
+    fleet.answered("a")
+    assert fleet.state("a").state is State.UP
 
 
 # ------------------------------------------------------------------ fail open
@@ -276,6 +291,15 @@ def test_an_ejected_instance_may_be_tried_when_its_pause_is_over() -> None:
     assert candidates(fleet, now_s=10.9) == "bc"
     assert candidates(fleet, now_s=11.0) == "abc"
     assert fleet.state("a").state is State.EJECTED, "asking changes nothing"
+
+
+def test_beside_others_an_ejected_instance_is_not_tried_while_its_probes_fail() -> None:
+    fleet = in_state(State.EJECTED)
+    fail(fleet, "a", TIMEOUT, times=1)
+    assert candidates(fleet, now_s=LATER_S) == "bc"
+    assert candidates(fleet, now_s=LATER_S, without=("b", "c")) == "a"
+    up(fleet, "a")
+    assert candidates(fleet, now_s=LATER_S) == "abc"
 
 
 def test_a_half_open_instance_takes_one_request_at_a_time() -> None:
@@ -378,6 +402,16 @@ def test_an_ejected_fleet_can_serve_again_when_the_first_pause_is_over() -> None
     assert not fleet.can_serve(0.9)
     assert fleet.can_serve(1.0)
     assert fleet.state("a").state is State.EJECTED, "asking changes nothing"
+
+
+def test_an_ejected_fleet_cannot_serve_while_its_probes_are_refused() -> None:
+    fleet = up(make_fleet(n=1), "a")
+    fleet.connect_failed("a", 0.0)
+    fleet.probe_failed("a", REFUSED)
+    assert not fleet.can_serve(LATER_S)
+    assert candidates(fleet, now_s=LATER_S) == "a", "a request may find out sooner than the next probe"
+    fleet.probe_passed("a")
+    assert fleet.can_serve(LATER_S)
 
 
 # ------------------------------------------------------------------ models

@@ -255,6 +255,17 @@ def test_ids_separate_applications_that_share_a_prefix() -> None:
     assert take(policy, facts(chat("p")), busy(0, 0, 1)).instance.slot == 2
 
 
+def test_models_that_share_a_prefix_have_homes_of_their_own() -> None:
+    """Else two models on different instances would move it to and fro, and neither would find its cache."""
+    policy = prefix_aware()
+    ours, theirs = busy(0, 0, 0, 0)[:2], busy(0, 0, 0, 0)[2:]
+    other = read_prompt(Api.CHAT, b'{"model":"n","messages":[{"role":"user","content":"p"}]}')
+    home = take(policy, facts(chat("p")), ours).instance
+    assert take(policy, facts(other), theirs).reason is Reason.COLD
+    again = take(policy, facts(chat("p")), ours)
+    assert (again.instance, again.reason) == (home, Reason.AFFINITY)
+
+
 def test_an_id_and_a_prefix_are_not_taken_for_a_longer_id() -> None:
     policy = prefix_aware()
     take(policy, facts(chat("bc", prefix_aware_id="a")), busy(0, 9))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -388,6 +389,18 @@ def test_a_policy_that_picks_none_of_the_candidates_means_routing_by_load() -> N
             assert lease.instance.name == f"gpu-{1 - n}"
     assert router.n_policy_faults == 2
     assert "gpu-1" in str(router.last_policy_fault)
+
+
+@pytest.mark.parametrize("nonsense", [{"reason": "affinity"}, {"scores": [1.0]}])
+def test_a_decision_that_could_not_be_counted_or_shown_means_routing_by_load(nonsense: dict[str, Any]) -> None:
+    class Sloppy(LeastOutstanding):
+        def pick(self, facts: Facts, candidates: Sequence[Candidate], rng: Random) -> Decision:
+            return replace(super().pick(facts, candidates, rng), **nonsense)
+
+    router = make_router(2, Sloppy())
+    with router.lease(unlike(1), now_s=0.0) as lease:
+        assert lease.decision.reason is Reason.FALLBACK
+    assert router.n_policy_faults == 1
 
 
 def test_what_is_no_fault_of_the_policy_passes_through_and_counts_nothing() -> None:

@@ -3,7 +3,17 @@
 import pytest
 
 from prefixroute.http.aiohttp_client import header_text
-from prefixroute.http.headers import asking, first, forwarded, identified, relayed, request_id, short_text
+from prefixroute.http.headers import (
+    asking,
+    first,
+    forwarded,
+    identified,
+    is_encoded,
+    prefix_aware_id,
+    relayed,
+    request_id,
+    short_text,
+)
 
 Header = tuple[bytes, bytes]
 
@@ -97,3 +107,19 @@ def test_a_short_text_is_printable(value: bytes, text: str | None) -> None:
 )
 def test_header_bytes_become_what_is_sent_as_utf8(raw: bytes, sent: bytes) -> None:
     assert header_text(raw).encode() == sent
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [(b"app-1", "app-1"), (b"a" * 64, "a" * 64), (b"a" * 65, None), (b"", None), (b" a", None), (b"a\x7f", None)],
+)
+def test_a_prefix_aware_id_is_as_sagemaker_takes_it(value: bytes, read: str | None) -> None:
+    assert prefix_aware_id([(b"X-Amzn-SageMaker-Prefix-Aware-Id", value)]) == read
+
+
+@pytest.mark.parametrize(
+    ("values", "encoded"),
+    [([], False), ([b"identity"], False), ([b" Identity "], False), ([b"gzip"], True), ([b"identity", b"br"], True)],
+)
+def test_a_body_is_encoded_unless_it_says_that_it_is_not(values: list[bytes], encoded: bool) -> None:
+    assert is_encoded([(b"Content-Encoding", value) for value in values]) is encoded
