@@ -30,7 +30,7 @@ from prefixroute.http.exchange import Exchanges
 from prefixroute.http.proxy import Proxy
 from prefixroute.http.retry import RetryBudget
 from prefixroute.http.routes import plain_path, route_of
-from prefixroute.http.server import FrontServer, address, listen
+from prefixroute.http.server import FrontServer, address, has_fast_parser, listen
 from prefixroute.http.stored import StoredResponses
 from prefixroute.http.upstream import AiohttpUpstream
 from prefixroute.http.waiting import WaitingRoom
@@ -163,6 +163,8 @@ class App:
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         settings = self.settings
+        if not has_fast_parser():
+            _log.warning("aiohttp's compiled parser is missing: requests are parsed slower and less strictly")
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._upstream.close)
             front = FrontServer(self.proxy.handle, max_header_bytes=settings.limits.max_header_bytes)

@@ -319,7 +319,7 @@ class RetrySettings(Table):
 
 class LimitsSettings(Table):
     max_body_bytes: int = Field(
-        64 * 2**20, ge=1024, le=2**32, description="Longest request body that is read to be routed."
+        64 * 2**20, ge=1024, le=2**32, description="Longest request body, read to be routed or streamed."
     )
     max_header_bytes: int = Field(
         64 * 2**10, ge=1024, le=2**20, description="Longest header field, and longest request line."
