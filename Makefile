@@ -9,13 +9,16 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format coverage build pins clean
+.PHONY: help demo chart test check format coverage build pins clean
 
 help:  ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run-ready  ## The router before a simulated fleet: random against prefix-aware, in numbers
-	$(BIN)/prefixroute demo $(ARGS)
+	@$(BIN)/prefixroute demo $(ARGS)
+
+chart: $(VENV)/.dev-ready  ## The same, drawn to docs/demo.svg
+	@$(BIN)/prefixroute demo --chart docs/demo.svg $(ARGS)
 
 test: $(VENV)/.dev-ready  ## All tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
@@ -53,6 +56,7 @@ $(VENV)/.dev-ready: requirements-dev.txt pyproject.toml
 
 # The pins first, then the package itself in place, without looking at its ranges again.
 define install
+	@echo "setting up $(VENV) (once)"
 	@if [ -z "$(PYTHON)" ] && ! command -v uv >/dev/null 2>&1; then \
 		echo "PrefixRoute needs Python 3.11 or newer: install it, or say PYTHON=/path/to/python3.11"; exit 1; fi
 	@if command -v uv >/dev/null 2>&1; then \

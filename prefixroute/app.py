@@ -190,6 +190,7 @@ class App:
                 front.pre_shutdown()
                 await self._drain(transports)
                 self.proxy.is_cutting_off = True
+                _log.info("stopped")
 
     async def _drain(self, transports: Sequence[asyncio.Transport]) -> None:
         limit_s = self.settings.drain_timeout_s

@@ -8,6 +8,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -76,22 +77,22 @@ def show(answer: Mapping[str, Any], console: Console) -> None:
 
 
 def _table(answer: Mapping[str, Any]) -> Table:
-    table = Table()
+    table = Table(box=box.SIMPLE)
     table.add_column("instance", overflow="fold")
     table.add_column("state")
-    for title in ("matched tokens", "in flight", "pending tokens", "expected"):
+    for title in ("matched tokens", "in flight", "pending tokens", "cost"):
         table.add_column(title, justify="right")
     for candidate in sorted(
-        answer["candidates"], key=lambda c: (c["instance"] != answer["chosen"], c["expected_s"] or 0.0)
+        answer["candidates"], key=lambda c: (c["instance"] != answer["chosen"], c["cost_s"] or 0.0)
     ):
-        expected_s = candidate["expected_s"]
+        cost_s = candidate["cost_s"]
         table.add_row(
             Text(candidate["instance"]),
             candidate["state"],
             str(candidate["matched_tokens"]),
             str(candidate["in_flight"]),
             str(candidate["pending_prefill_tokens"]),
-            "-" if expected_s is None else f"{expected_s * 1000:.1f} ms",
+            "-" if cost_s is None else f"{cost_s * 1000:.1f} ms",
             style="bold" if candidate["instance"] == answer["chosen"] else None,
         )
     return table

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from prefixroute.config.url import instance_name, instance_url
+from prefixroute.config.url import instance_address, instance_name, instance_url
 
 Strategy = Literal[
     "random",
@@ -40,6 +40,7 @@ _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _PATH = re.compile(r"/[!-\"$-~]{0,1023}")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
 
 
@@ -212,9 +213,11 @@ class ExpectedLatencySettings(Table):
     )
     kv_read_s: Weight = Field(0.5, description="Seconds charged for decoding beside a full KV cache.")
     prior_prefill_tokens_per_s: Positive = Field(12_000.0, description="Prefill speed assumed before any is measured.")
-    prior_weight_s: Seconds = Field(2.0, description="Seconds of measurement that the prior counts for.")
+    prior_weight_s: Seconds = Field(
+        2.0, description="How many seconds of real measurement weigh as much as the assumed speed."
+    )
     rate_weight_s: Seconds = Field(
-        20.0, description="Seconds of measurement that the fleet's speed counts for in an instance's."
+        20.0, description="How many seconds of an instance's own measurement weigh as much as the fleet's speed."
     )
     rate_decay: float = Field(0.98, gt=0, le=1, description="Weight of older measurements at each new one.")
     min_sample_tokens: int = Field(256, ge=1, le=10**9, description="Prefills shorter than this teach no speed.")
@@ -243,7 +246,7 @@ class PrefixAwareSettings(Table):
 class SessionSettings(Table):
     header: str = Field("x-session-id", description="Request header that names the session.")
     bounded_load: float = Field(
-        1.25, ge=1, le=1000, description="Share of the mean load up to which a session keeps its instance."
+        1.25, ge=1, le=1000, description="Multiple of the mean load up to which a session keeps its instance."
     )
 
     @field_validator("header")
@@ -307,7 +310,12 @@ class UpstreamSettings(Table):
 
 
 class RetrySettings(Table):
-    max_attempts: int = Field(3, ge=1, le=10, description="Attempts for one request, the first one included.")
+    max_attempts: int = Field(
+        3,
+        ge=1,
+        le=10,
+        description="Attempts in one go, the first included; after waiting for an instance it starts anew.",
+    )
     budget_ratio: Ratio = Field(
         0.2, description="Retries other than after a failed connection, as a share of recent requests."
     )
@@ -366,6 +374,21 @@ class Settings(Table):
         hosts = {listen.host, admin.host}
         if len(hosts) == 1 or hosts & _EVERY_ADDRESS:
             raise SettingError(f"{admin.port} is also listen.port (choose another, or admin: null)", "admin", "port")
+        return self
+
+    @model_validator(mode="after")
+    def _check_not_itself(self) -> Self:
+        """A router that lists itself would send its requests around for ever."""
+        own = {"listen.port": self.listen, **({} if self.admin is None else {"admin.port": self.admin})}
+        for index, instance in enumerate(self.fleet.instances):
+            host, port = instance_address(instance.url)
+            for where, address in own.items():
+                is_here = host == address.host or (host in _LOOPBACK and address.host in {*_LOOPBACK, *_EVERY_ADDRESS})
+                if is_here and port == address.port:
+                    raise SettingError(
+                        f"is this router itself ({where} is {port}; change one of them)",
+                        *("fleet", "instances", index, "url"),
+                    )
         return self
 
 

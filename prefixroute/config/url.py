@@ -55,6 +55,12 @@ def instance_name(url: str) -> str:
     return host[: _MAX_NAME - len(port)] + port
 
 
+def instance_address(url: str) -> tuple[str, int]:
+    """Host (no brackets) and port of a URL that `instance_url` made."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+
+
 def _host(text: str) -> str:
     if not text:
         raise ValueError("has no host (write http://HOST:PORT)")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadConstants:
-    """Constants of the learned speeds; defaults as found by simulation (docs/routing.md)."""
+    """Constants of the learned speeds; defaults as found by simulating fleets."""
 
     position_scale_tokens: float = 32_000
     prior_prefill_tokens_per_s: float = 12_000

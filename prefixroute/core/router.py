@@ -20,7 +20,7 @@ from prefixroute.core.tokens import ByteTokenizer, Tokenizer
 from prefixroute.errors import NoInstanceError
 
 DEFAULT_CAPACITY_TOKENS = 1_000_000
-"""KV capacity of an instance that does not tell: too large costs less than too small (docs/routing.md)."""
+"""KV capacity of an instance that does not tell: too large costs less than too small."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ def check_chart_path(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"cannot draw {path}: its name must end in {' or '.join(SUFFIXES)}")
     if find_spec("matplotlib") is None:
-        raise ConfigError("charts need matplotlib: install prefixroute[charts]")
+        raise ConfigError("charts need matplotlib (pip install matplotlib; it is the extra `charts`)")
 
 
 def draw_chart(report: DemoReport, path: Path) -> None:
@@ -45,7 +45,8 @@ def draw_chart(report: DemoReport, path: Path) -> None:
         n_requests = max(figures.n_requests for figures in report.strategies.values())
         setting = (
             f"{report.n_instances} simulated servers with {report.kv_tokens:,} tokens of KV each,"
-            f" {n_requests:,} chat requests in {report.n_conversations:,} conversations"
+            f" {n_requests:,} chat requests in {report.n_conversations:,} conversations;"
+            f" run at {report.speed:g} times real speed, times scaled back"
         )
         figure.supxlabel(setting, fontsize=9)
         figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None, facecolor="white")
@@ -63,7 +64,7 @@ def _draw_times(axes: Any, report: DemoReport) -> None:
     axes.set_xticks(range(3), ["p50", "p90", "p99"])
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylabel("milliseconds")
-    axes.set_title("Time to first token", loc="left")
+    axes.set_title("Time to first token (less is better)", loc="left")
     axes.legend(frameon=False, loc="upper left")
     _plain(axes)
 
@@ -73,12 +74,12 @@ def _draw_tokens(axes: Any, report: DemoReport) -> None:
     millions = [figures.recomputed_tokens / 1e6 for figures in report.strategies.values()]
     bars = axes.bar(names, millions, 0.7, color=[_colour(place) for place in range(len(names))])
     labels = [
-        f"{value:.2f}\n({1 - (figures.cached_ratio or 0.0):.0%} of prompts)"
+        f"{value:.2f}\n({1 - (figures.cached_ratio or 0.0):.0%} of all)"
         for value, figures in zip(millions, report.strategies.values(), strict=True)
     ]
     axes.bar_label(bars, labels, padding=2, fontsize=9)
     axes.set_ylabel("million tokens")
-    axes.set_title("Prompt tokens computed", loc="left")
+    axes.set_title("Prompt tokens computed, not from cache", loc="left")
     _plain(axes)
 
 

@@ -96,14 +96,14 @@ class MeasuringClient:
         except (orjson.JSONDecodeError, KeyError, TypeError):
             return []
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> Sample:
+    async def stream(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Sample:
         """Post `body`, which asks for a stream with usage, and read the answer to its end. Raises nothing of HTTP's."""
         data = orjson.dumps(body)
         watch = _StreamWatch()
         instance: str | None = None
         began_s = time.perf_counter()
         try:
-            async with self._session.post(self._base_url + path, data=data) as response:
+            async with self._session.post(self._base_url + path, data=data, headers=headers) as response:
                 instance = response.headers.get(INSTANCE_HEADER)
                 if response.status != 200:
                     watch.error = f"HTTP {response.status}"

@@ -25,13 +25,15 @@ async def drive(
     samples: list[Sample] = []
     began_s = time.perf_counter()
 
-    async def converse(conversation: Conversation) -> None:
+    async def converse(place: int, conversation: Conversation) -> None:
+        session = {"x-session-id": f"conversation-{place}"}
         await sleep_until(began_s + conversation.arrival_s / speed)
         messages: list[dict[str, Any]] = [{"role": "system", "content": conversation.system}]
         for number, turn in enumerate(conversation.turns):
             await asyncio.sleep(turn.think_s / speed)
             messages.append({"role": "user", "content": turn.user})
-            sample = await client.stream("/v1/chat/completions", _body(model, messages, turn.answer_tokens))
+            body = _body(model, messages, turn.answer_tokens)
+            sample = await client.stream("/v1/chat/completions", body, session)
             samples.append(sample)
             if sample.error is not None:
                 on_turns(len(conversation.turns) - number)
@@ -40,8 +42,8 @@ async def drive(
             on_turns(1)
 
     async with asyncio.TaskGroup() as tasks:
-        for conversation in conversations:
-            tasks.create_task(converse(conversation))
+        for place, conversation in enumerate(conversations):
+            tasks.create_task(converse(place, conversation))
     return samples
 
 

@@ -150,7 +150,7 @@ class Admin:
         if path in self._post:
             raise MethodError("POST")
         if path.startswith(_INSTANCES) and path.endswith(("/drain", "/undrain")):
-            raise UnknownInstanceError("no instance of this name")
+            raise UnknownInstanceError("no instance of this name (GET /instances lists the names)")
         raise UnknownEndpointError("there is nothing at this path (GET / lists what there is)")
 
     async def _index(self, _request: web.BaseRequest) -> Reply:
@@ -181,11 +181,13 @@ class Admin:
     async def _drain(self, request: web.BaseRequest) -> Reply:
         state = self._named(request)
         self._router.fleet.drain(state.instance.name)
+        _log.info("%s drains: it gets no new requests", state.instance.name)
         return _json(instance_view(self._router, state, self._clock()))
 
     async def _undrain(self, request: web.BaseRequest) -> Reply:
         state = self._named(request)
         self._router.fleet.undrain(state.instance.name)
+        _log.info("%s takes requests again", state.instance.name)
         self._on_change()
         return _json(instance_view(self._router, state, self._clock()))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from yarl import URL
 
-from prefixroute.core.fleet import Instance, InstanceState
+from prefixroute.core.fleet import Instance, InstanceState, State
 from prefixroute.core.policy import Candidate
 from prefixroute.core.router import Explanation, Router
 
@@ -19,7 +19,7 @@ def instance_view(router: Router, state: InstanceState, now_s: float) -> dict[st
         "url": _plain_url(instance),
         "state": state.state.value,
         "draining": state.draining,
-        "failure": None if state.failure is None else state.failure.value,
+        "failure": _failure(state),
         "models": None if state.models is None else sorted(state.models),
         "in_flight": own.in_flight,
         "pending_prefill_tokens": round(own.pending_work),
@@ -53,15 +53,21 @@ def explanation_view(router: Router, explanation: Explanation, strategy: str) ->
     }
 
 
-def _candidate_view(router: Router, candidate: Candidate, expected_s: float | None) -> dict[str, Any]:
+def _candidate_view(router: Router, candidate: Candidate, cost_s: float | None) -> dict[str, Any]:
     return {
         "instance": candidate.instance.name,
         "state": router.fleet.state(candidate.instance.name).state.value,
         "matched_tokens": candidate.matched_tokens,
         "in_flight": candidate.in_flight,
         "pending_prefill_tokens": round(candidate.pending_work),
-        "expected_s": expected_s,
+        "cost_s": cost_s,
     }
+
+
+def _failure(state: InstanceState) -> str | None:
+    if state.failure is not None:
+        return state.failure.value
+    return "unreachable" if state.state is State.EJECTED else None
 
 
 def _plain_url(instance: Instance) -> str:

@@ -236,7 +236,8 @@ async def test_an_unknown_instance_is_not_found(admin: Admin, action: str) -> No
     status, body, _ = await admin.ask("POST", f"/instances/{SECRET}/{action}")
 
     assert status == 404
-    assert body == {"error": {"code": "unknown_instance", "message": "no instance of this name"}}
+    assert body["error"]["code"] == "unknown_instance"
+    assert body["error"]["message"].startswith("no instance of this name")
 
 
 # ---------------------------------------------------------------------- explaining
@@ -260,7 +261,7 @@ async def test_an_explanation_says_who_would_take_it_and_why(admin: Admin) -> No
     by_name = {candidate["instance"]: candidate for candidate in body["candidates"]}
     assert by_name.keys() == {"127.0.0.1:8001", "[::1]:8002"}
     assert by_name[home]["matched_tokens"] == 64 * len(lease.chain)
-    assert by_name[home]["expected_s"] == min(candidate["expected_s"] for candidate in by_name.values())
+    assert by_name[home]["cost_s"] == min(candidate["cost_s"] for candidate in by_name.values())
     assert {candidate["state"] for candidate in by_name.values()} <= {"up", "starting"}
 
 
@@ -350,7 +351,7 @@ async def test_the_session_of_the_header_decides(session_admin: Admin) -> None:
     ]
 
     assert bodies == bodies[:1] * 5
-    assert (bodies[0]["reason"], bodies[0]["candidates"][0]["expected_s"]) == ("session", None)
+    assert (bodies[0]["reason"], bodies[0]["candidates"][0]["cost_s"]) == ("session", None)
 
 
 async def test_scores_that_json_cannot_hold_are_null(odd_admin: Admin) -> None:
@@ -358,7 +359,7 @@ async def test_scores_that_json_cannot_hold_are_null(odd_admin: Admin) -> None:
 
     status, body, _ = await odd_admin.ask("POST", "/explain", CHAT)
 
-    assert (status, body["reason"], body["candidates"][0]["expected_s"]) == (200, "custom", None)
+    assert (status, body["reason"], body["candidates"][0]["cost_s"]) == (200, "custom", None)
 
 
 # ---------------------------------------------------------------------- refusals

@@ -459,6 +459,22 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
             "fleet.instances[0].name: must be 1 to 64 characters out of A-Z a-z 0-9 . _ : - [ ]",
         ),
         (
+            {"fleet": {"instances": [{"url": "http://a", "name": "other"}]}},
+            "fleet.instances[0].name: must not be none or other, which mean something else in metrics",
+        ),
+        (
+            {"fleet": {"instances": [{"url": "http://a:1"}, {"url": "http://localhost:8080"}]}},
+            "fleet.instances[1].url: is this router itself (listen.port is 8080; change one of them)",
+        ),
+        (
+            {"listen": {"host": "::"}, "fleet": {"instances": [{"url": "http://[::1]:8080"}]}},
+            "fleet.instances[0].url: is this router itself (listen.port is 8080; change one of them)",
+        ),
+        (
+            {"fleet": {"instances": [{"url": "http://127.0.0.1:9190"}]}},
+            "fleet.instances[0].url: is this router itself (admin.port is 9190; change one of them)",
+        ),
+        (
             {"fleet": {"instances": [{"url": "http://a:1"}, {"url": "http://b:1"}, {"url": "HTTP://A:1/"}]}},
             "fleet.instances[2].url: http://a:1 is also the url of fleet.instances[0] (list each server once)",
         ),

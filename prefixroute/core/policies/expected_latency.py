@@ -1,6 +1,6 @@
 """`expected_latency`: least expected cost, in seconds. The default.
 
-For each candidate, in tokens of prefill work (constants and evidence: docs/routing.md):
+For each candidate, in tokens of prefill work (docs/routing.md):
 
     wait for what is pending there, less what is done of it
     + the request's own work there
@@ -25,7 +25,7 @@ from prefixroute.core.policy import Candidate, Decision, Facts, Reason, Stateles
 
 @dataclass(frozen=True, slots=True)
 class LatencyConstants:
-    """Defaults as found by simulation on public and generated traces (docs/routing.md)."""
+    """Defaults as found by simulating fleets on public and generated traces."""
 
     interference: float = 0.4
     interference_damping: float = 10
