@@ -2,7 +2,8 @@
 
 Everything passes in the order, case and repetition in which it came, except what belongs to one connection (RFC 9110,
 7.6.1) and what frames the message, which each side computes for itself. `Host` names the instance, as servers behind
-names expect. Nothing is added: an `X-Forwarded-For` of the client's goes on as sent, and is trusted for nothing.
+names expect. Added is only an `x-request-id` where there is none, and an instance's own key where one is configured and
+the client brings none. An `X-Forwarded-For` of the client's goes on as sent, and is trusted for nothing.
 """
 
 from collections.abc import Sequence
