@@ -111,6 +111,11 @@ class App:
         )
 
     @property
+    def waiting(self) -> int:
+        """Requests that wait because nobody can take them."""
+        return len(self._waiting)
+
+    @property
     def url(self) -> str:
         """Base URL of the data plane."""
         return _url(self.settings.listen.host, self.port)

@@ -225,12 +225,19 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
+_MAX_EXPLAINED_BYTES = 64 * 1024 * 1024
+
+
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(_MAX_EXPLAINED_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    if len(content) > _MAX_EXPLAINED_BYTES:
+        raise ConfigError(f"{path}: is longer than {_MAX_EXPLAINED_BYTES} bytes, which is no request body")
+    return content
 
 
 SpeedOption = Annotated[float, typer.Option(min=0.01, max=1000, help="How much faster than life.")]

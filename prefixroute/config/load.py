@@ -70,8 +70,9 @@ def instances_from_urls(urls: Sequence[str]) -> list[dict[str, Any]]:
         try:
             instances.append({"url": instance_url(url)})
         except ValueError as error:
-            # Not quoted where it may hold a password.
-            problems.append(f"{f'URL {number}' if '@' in url else shown(url)}: {error}")
+            # Not quoted where it may hold a password or a key.
+            secret = any(mark in url for mark in "@?#")
+            problems.append(f"{f'URL {number}' if secret else shown(url)}: {error}")
     if problems:
         raise _config_error(problems)
     return instances

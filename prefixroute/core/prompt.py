@@ -5,7 +5,7 @@
 - **Four bytes of key are one token.** Text is taken as it is (about four bytes of UTF-8 a token); token ids
   are packed in four bytes each.
 - Two keys may match only under the same `scope`: the engine shares no cache across models, adapters or salts.
-- Bodies above `MAX_PARSED_BYTES` are not parsed; see `scan`.
+- Bodies above `MAX_PARSED_BYTES`, or of more than `MAX_PARSED_ITEMS`, are not parsed; see `scan`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from prefixroute.core.content import n_key_tokens
 
 # Parsing and rendering this much takes a few milliseconds, which every other stream has to wait.
 MAX_PARSED_BYTES = 1024 * 1024
+# Time grows with objects, lists and strings rather than with bytes: a mebibyte of `{},` would take 0.7 s. So many take
+# 30 ms at worst; a conversation of a thousand turns with a hundred tools has a few thousand.
+MAX_PARSED_ITEMS = 16_384
+# Shorter ones cannot hold many more than that.
+SIMPLE_BYTES = 64 * 1024
 # No model answers at such length; what claims to is no estimate of anything.
 MAX_STATED_TOKENS = 1 << 24
 
@@ -108,7 +113,7 @@ def read_prompt(
     `encoded`: the request has a Content-Encoding. `session_id` and `prefix_aware_id` come from headers and
     are handed through.
     """
-    parsed = not encoded and len(body) <= MAX_PARSED_BYTES
+    parsed = not encoded and len(body) <= MAX_PARSED_BYTES and not _is_intricate(body)
     fields, no_key = _fields(body, encoded=encoded, parsed=parsed)
     shape = _shape(fields) if api is Api.INVOCATIONS else api
     key, n_tokens = b"", 0
@@ -137,6 +142,13 @@ def read_prompt(
         body=body,
         messages=messages if isinstance(messages, list) else None,
     )
+
+
+def _is_intricate(body: bytes) -> bool:
+    """Whether it may hold too many items to be parsed. Quoted text that looks like items counts too."""
+    if len(body) <= SIMPLE_BYTES:
+        return False
+    return body.count(b"{") + body.count(b"[") + body.count(b'",') > MAX_PARSED_ITEMS
 
 
 _BY_LOAD = frozenset({Api.POOLING, Api.TOKENIZE, Api.OTHER})

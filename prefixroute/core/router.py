@@ -192,7 +192,8 @@ class Router:
 
     def _pick(self, facts: Facts, candidates: list[Candidate]) -> Decision:
         try:
-            decision = self._policy.pick(facts, candidates, self._rng)
+            # A copy: what a policy does to its list must not reach the one that load would decide on.
+            decision = self._policy.pick(facts, tuple(candidates), self._rng)
             _check(decision, candidates)
         except Exception as fault:  # noqa: BLE001  a policy's fault must never cost a request
             self.n_policy_faults += 1
@@ -262,3 +263,5 @@ def _check(decision: Decision, candidates: Sequence[Candidate]) -> None:
         raise ValueError(f"the policy's reason is {decision.reason!r}, which is no Reason")  # noqa: TRY004  its value
     if decision.scores is not None and len(decision.scores) != len(candidates):
         raise ValueError(f"the policy gave {len(decision.scores)} scores for {len(candidates)} candidates")
+    if decision.scores is not None and not all(isinstance(score, int | float) for score in decision.scores):
+        raise ValueError("the policy gave scores that are no numbers")

@@ -16,6 +16,8 @@ from aiohttp.connector import Connection
 from aiohttp.helpers import _EXC_SENTINEL, set_exception
 from aiohttp.http_exceptions import HttpProcessingError
 
+from prefixroute.http.headers import MAX_HEADERS
+
 _READ_REST_BYTES = 65_536
 
 
@@ -147,6 +149,7 @@ class ExactSession:
             read_bufsize=read_bytes,
             max_line_size=max_header_bytes,
             max_field_size=max_header_bytes,
+            max_headers=MAX_HEADERS,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             # No total: answers take as long as they take. Waiting for a connection is connecting: there is no cap.
             timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_s),

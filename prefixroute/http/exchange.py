@@ -113,9 +113,10 @@ class Exchange:
                 return False
             except UpstreamBrokenError as error:
                 self._note(_outcome_of_loss(error))
+                if error.reused:
+                    # Nothing can have been computed: this one and its repeat are one attempt.
+                    self._n_attempts -= 1
                 if not self._may_repeat(error):
-                    if error.reused and self._held is not None:
-                        return False  # nothing was computed there, and there is an answer to pass on
                     raise
                 self._fresh = True
                 if not error.reused and self._others():
@@ -144,10 +145,12 @@ class Exchange:
 
     def _may_repeat(self, error: UpstreamBrokenError) -> bool:
         shared, ask = self._shared, self._ask
-        if isinstance(error, GarbledAnswerError) or not ask.body_again or self._n_attempts >= shared.max_attempts:
+        if isinstance(error, GarbledAnswerError) or not ask.body_again:
             return False
         if error.reused:
-            return True
+            return shared.max_attempts > 1
+        if self._n_attempts >= shared.max_attempts:
+            return False
         # Once: a second death of the same request is likely its own doing.
         already = self._record.attempts.count(AttemptOutcome.UNANSWERED) > 1
         return shared.repeat_unanswered and ask.repeatable and not already and shared.budget.take()

@@ -12,6 +12,9 @@ from uuid import uuid4
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
+# In one message, either way. aiohttp's default of 128 is little behind gateways that all add theirs.
+MAX_HEADERS = 256
+
 _HOP_BY_HOP = frozenset(
     {
         b"connection",

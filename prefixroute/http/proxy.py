@@ -112,6 +112,8 @@ class Proxy:
         target = origin_form(request.raw_path)
         if target is None:
             raise RequestError("the request target must be a path")
+        if request.method == "CONNECT":
+            raise UpgradeError("tunnels are not made here")
         if is_engine_control(request.method, path) and not self._engine_control_open:
             raise ForbiddenError(
                 "this path controls the engine and is closed (engine_control: allow in the configuration opens it)"

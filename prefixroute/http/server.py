@@ -21,15 +21,13 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from prefixroute.errors import ListenError
 from prefixroute.http.body import MalformedBodyError
 from prefixroute.http.dialects import error_body, error_headers
-from prefixroute.http.headers import new_request_id
+from prefixroute.http.headers import MAX_HEADERS, new_request_id
 from prefixroute.http.response import RawResponse
 from prefixroute.http.routes import Dialect
 
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# aiohttp's default of 128 headers is enough for clients and their gateways; each is bounded by max_header_bytes.
-_MAX_HEADERS = 256
 # How many headers of the largest size may come together.
 _MAX_FULL_HEADERS = 4
 # How long a client that was refused may take to read why.
@@ -161,7 +159,7 @@ class FrontServer(web.Server):
             access_log=None,
             max_line_size=max_header_bytes,
             max_field_size=max_header_bytes,
-            max_headers=_MAX_HEADERS,
+            max_headers=MAX_HEADERS,
         )
         self._max_head_bytes = _MAX_FULL_HEADERS * max_header_bytes
 

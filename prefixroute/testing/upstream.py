@@ -140,6 +140,12 @@ class FakeUpstream:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=limit, backlog=1024)
         self.port = self._server.sockets[0].getsockname()[1]
 
+    def refuse(self) -> None:
+        """Refuses connections from now on; those that are open stay so. `start` takes that back."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
     async def stop(self) -> None:
         """Refuses connections from now on and resets those that are open."""
         if self._server is not None:

@@ -228,7 +228,7 @@ async def test_a_long_request_line_is_refused(serve: Serve) -> None:
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (431, "headers_too_large")
 
 
-DEEP = b'{"model":"m","messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+DEEP = b'{"model":"m","messages":' + b"[" * 15_000 + b"]" * 15_000 + b"}"
 
 
 @pytest.mark.parametrize(
@@ -295,3 +295,10 @@ async def test_a_stray_line_end_between_requests_is_nothing(serve: Serve) -> Non
         assert (await client.answer()).status == 200
         await client.send(head("POST", CHAT, None, [("Transfer-Encoding", "chunked")]) + chunked(BODY))
         assert (await client.answer()).status == 200
+
+
+async def test_tunnels_are_not_made(serve: Serve) -> None:
+    async with FakeUpstream() as upstream, serve(upstream) as app, RawClient(app.url) as client:
+        answer = await client.request("CONNECT", "/v1/x")
+        assert answer.status == 501
+        assert upstream.calls == []

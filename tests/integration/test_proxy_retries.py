@@ -86,6 +86,30 @@ async def test_refusals_end_with_the_attempts(serve: Serve, finished: Finished) 
         assert finished()[0]["attempts"] == "unreachable,unreachable"
 
 
+async def test_a_fleet_that_restarts_is_waited_for_through_kept_connections(serve: Serve, finished: Finished) -> None:
+    """Each instance first breaks a kept connection, then refuses: that is one attempt, and the whole fleet is asked."""
+
+    async def once(call: Call) -> None:
+        await json_answer({})(call)
+        call.reset_at_next()
+
+    async with FakeUpstream(once) as a, FakeUpstream(once) as b, FakeUpstream(once) as c:
+        async with serve(a, b, c, routing={"strategy": "round_robin"}) as app, RawClient(app.url) as client:
+            for _ in range(3):
+                await client.request(body=BODY)
+            for upstream in (a, b, c):
+                upstream.refuse()
+            asking = asyncio.create_task(client.request(body=BODY))
+            while not app.waiting:
+                await asyncio.sleep(0)
+            for upstream in (a, b, c):
+                await upstream.start()
+            assert (await asking).status == 200
+        attempts = finished()[-1]["attempts"].split(",")
+        assert attempts[0] == "stale"
+        assert attempts.count("unreachable") >= 3
+
+
 async def test_nobody_is_tried_twice(serve: Serve, finished: Finished) -> None:
     async with FakeUpstream() as dead, FakeUpstream(busy(503, "b")) as b, FakeUpstream(busy(429, "c")) as c:
         async with serve(dead, b, c, retry={"max_attempts": 10}) as app:
@@ -270,18 +294,16 @@ async def test_a_held_answer_is_passed_on_when_the_others_are_gone(serve: Serve,
         assert (finished()[0]["attempts"], finished()[0]["upstream"]) == ("busy,unreachable", "gpu-0")
 
 
-async def test_a_held_answer_is_passed_on_when_the_last_attempt_meets_a_stale_connection(
-    serve: Serve, finished: Finished
-) -> None:
+async def test_a_stale_connection_does_not_use_up_the_last_attempt(serve: Serve, finished: Finished) -> None:
     async def stale(call: Call) -> None:
         await busy(503, "b")(call)
         call.reset_at_next()
 
     async with FakeUpstream(busy(503, "a")) as a, FakeUpstream(stale) as b:
         async with serve(a, b, retry={"max_attempts": 2}) as app, RawClient(app.url) as client:
-            for name in "ba":
-                assert (await client.request(body=BODY)).header("x-from") == name
-        assert [line["attempts"] for line in finished()] == ["busy,answered", "busy,stale"]
+            for _ in range(2):
+                assert (await client.request(body=BODY)).header("x-from") == "b"
+        assert [line["attempts"] for line in finished()] == ["busy,answered", "busy,stale,answered"]
 
 
 async def test_a_held_answer_is_let_go_once_another_begins(serve: Serve) -> None:

@@ -203,7 +203,7 @@ class Broken:
             raise ValueError("sk-secret")
         if self.fails_at == "stranger":
             return None  # type: ignore[return-value]
-        assert isinstance(candidates, list)
+        assert isinstance(candidates, tuple)
         candidate = candidates[0]
         assert isinstance(candidate, Candidate)
         from prefixroute.core.policy import Reason

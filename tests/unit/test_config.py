@@ -459,6 +459,10 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
             "fleet.instances[0].name: must be 1 to 64 characters out of A-Z a-z 0-9 . _ : - [ ]",
         ),
         (
+            {"fleet": {"instances": [{"url": "http://a", "name": "none"}]}},
+            "fleet.instances[0].name: must not be none or other, which mean something else in metrics",
+        ),
+        (
             {"fleet": {"instances": [{"url": "http://a", "name": "other"}]}},
             "fleet.instances[0].name: must not be none or other, which mean something else in metrics",
         ),

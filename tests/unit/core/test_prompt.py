@@ -376,7 +376,7 @@ class TestNoKey:
             (b'{"messages":[{"role":"user","content":"\\ud800"}]}', NoKeyCause.NOT_JSON),
             (b'{"a":NaN}', NoKeyCause.NOT_JSON),
             (b'{"a":1e999}', NoKeyCause.NOT_JSON),
-            (b"[" * 100_000, NoKeyCause.NOT_JSON),
+            (b"[" * 50_000, NoKeyCause.NOT_JSON),
             (b"[]", NoKeyCause.NOT_AN_OBJECT),
             (b'"x"', NoKeyCause.NOT_AN_OBJECT),
             (b"{}", NoKeyCause.NO_PROMPT),
@@ -582,3 +582,29 @@ class TestBigBodies:
         prompt = read_prompt(Api.CHAT, junk * (MAX_PARSED_BYTES // len(junk) + 2))
         assert prompt.model is None
         assert (prompt.no_key is NoKeyCause.NOT_AN_OBJECT) is not junk.startswith(b"{")
+
+
+@pytest.mark.parametrize(
+    ("api", "start", "item", "end"),
+    [
+        (Api.CHAT, b'{"model":"m","messages":[', b"{},", b"{}]}"),
+        (Api.CHAT, b'{"model":"m","messages":[{"content":[', b'{"type":"x"},', b"1]}]}"),
+        (Api.CHAT, b'{"model":"m","messages":[{"content":[', b"[" * 500 + b"]" * 500 + b",", b"1]}]}"),
+        (Api.GENERATE, b'{"model":"m","text":"a","image_data":[', b'"x",', b'"x"]}'),
+        (Api.COMPLETIONS, b'{"model":"m","prompt":[', b'"a",', b'"a"]}'),
+    ],
+)
+def test_a_body_of_very_many_items_is_not_parsed(api: Api, start: bytes, item: bytes, end: bytes) -> None:
+    """Rendering all of them would hold up every other stream for most of a second."""
+    body = start + item * (900_000 // len(item)) + end
+    prompt = read_prompt(api, body)
+    assert prompt.model == "m"
+    assert prompt.key == body[: len(prompt.key)]
+    assert len(prompt.key) > 500_000
+    assert prompt.messages is None
+
+
+def test_a_long_list_of_token_ids_is_parsed() -> None:
+    ids = list(range(150_000))
+    prompt = read_prompt(Api.COMPLETIONS, orjson.dumps({"model": "m", "prompt": ids}))
+    assert prompt.n_tokens == len(ids)

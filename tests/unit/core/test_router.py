@@ -403,6 +403,29 @@ def test_a_decision_that_could_not_be_counted_or_shown_means_routing_by_load(non
     assert router.n_policy_faults == 1
 
 
+def test_a_policy_that_changes_its_candidates_changes_nothing_else() -> None:
+    class Greedy(LeastOutstanding):
+        def pick(self, facts: Facts, candidates: Sequence[Candidate], rng: Random) -> Decision:
+            assert not isinstance(candidates, list)
+            candidates.clear()  # type: ignore[attr-defined]
+            raise AssertionError
+
+    router = make_router(policy=Greedy())
+    with router.lease(chat("hello"), now_s=0.0) as lease:
+        assert lease.decision.reason is Reason.FALLBACK
+    assert isinstance(router.last_policy_fault, AttributeError)
+
+
+def test_scores_that_are_no_numbers_are_a_fault() -> None:
+    class Wordy(LeastOutstanding):
+        def pick(self, facts: Facts, candidates: Sequence[Candidate], rng: Random) -> Decision:
+            return Decision(candidates[0], Reason.CUSTOM, ["a"] * len(candidates))  # type: ignore[list-item]
+
+    router = make_router(policy=Wordy())
+    with router.lease(chat("hello"), now_s=0.0) as lease:
+        assert lease.decision.reason is Reason.FALLBACK
+
+
 def test_what_is_no_fault_of_the_policy_passes_through_and_counts_nothing() -> None:
     router = make_router(2, Broken(pick=KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
