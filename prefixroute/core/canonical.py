@@ -108,6 +108,10 @@ def completions_key(body: dict[str, Any]) -> tuple[bytes, int]:
     return _texts_or_ids(body.get("prompt"))
 
 
+# More than any model takes in; each costs a digest.
+_MAX_IMAGES = 1024
+
+
 def generate_key(body: dict[str, Any]) -> tuple[bytes, int]:
     """Key and prompt tokens of the `/generate` bodies of vLLM, Text Generation Inference and SGLang."""
     for name in ("token_ids", "input_ids", "prompt", "inputs", "text"):
@@ -120,7 +124,7 @@ def generate_key(body: dict[str, Any]) -> tuple[bytes, int]:
     if not key or not images:
         return key, n_tokens
     media: list[str] = []
-    for image in images if isinstance(images, list) else [images]:
+    for image in images[:_MAX_IMAGES] if isinstance(images, list) else [images]:
         append_media(media, {"url": image}, None)
     # In front: placeholders in the text do not say whose digest they stand for.
     with_media = ("".join(media) + PART).encode() + key
