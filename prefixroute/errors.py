@@ -43,17 +43,6 @@ class ForbiddenError(RequestError):
     code = "forbidden"
 
 
-class TooManyRequestsError(RequestError):
-    """A limit of this router is reached; `retry_after_s` seconds (whole) go out as Retry-After."""
-
-    status = 429
-    code = "too_many_requests"
-
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
 class NoInstanceError(PrefixRouteError):
     """No instance can take the request; `retry_after_s` seconds (whole) go out as Retry-After."""
 

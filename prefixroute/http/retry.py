@@ -9,7 +9,9 @@
 After (b) and (c) no kept connection is trusted any more. An answer whose head came in part is broken: neither (b) nor
 (c). A body that is streamed cannot be sent again; it goes on a fresh connection, so that (b) cannot happen to it.
 
-All within `retry.max_attempts`; (c) and (d) also within the budget. After the first relayed byte, head included: never.
+All within `retry.max_attempts`; (c) and (d) also within the budget. The dead connection of (b) and its repeat are one
+attempt: nothing can have been computed. Waiting for an instance starts the count anew. After the first relayed byte,
+head included: never.
 """
 
 # Retries that are always there for a router with little traffic.

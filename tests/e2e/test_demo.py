@@ -47,7 +47,7 @@ def family() -> Family:
 
 
 @pytest.fixture
-def demo(family: Family) -> Iterator[Demo]:
+def demo(family: Family, tmp_path: Path) -> Iterator[Demo]:
     """Starts `prefixroute demo` with further arguments; whatever is left of it is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
@@ -57,7 +57,8 @@ def demo(family: Family) -> Iterator[Demo]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=family.environ,
+            # Killed, it cannot clear away what it keeps in files.
+            env={**family.environ, "TMPDIR": str(tmp_path)},
         )
         started.append(process)
         return process

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from prefixroute.errors import NoInstanceError, RequestError, TooManyRequestsError
+from prefixroute.errors import NoInstanceError, RequestError
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.retry import RetryBudget
 from prefixroute.http.routes import Dialect
@@ -29,7 +29,7 @@ def test_an_error_says_when_to_come_back_where_that_is_known() -> None:
     json_type = (b"Content-Type", b"application/json")
     assert list(error_headers(None)) == list(error_headers(RequestError("x"))) == [json_type]
     assert list(error_headers(NoInstanceError("x", 7))) == [json_type, (b"Retry-After", b"7")]
-    assert list(error_headers(TooManyRequestsError("x"))) == [json_type, (b"Retry-After", b"1")]
+    assert list(error_headers(NoInstanceError("x"))) == [json_type, (b"Retry-After", b"1")]
 
 
 # ---------------------------------------------------------------------- usage
