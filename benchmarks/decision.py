@@ -145,7 +145,7 @@ def one_round(bench: Bench) -> list[float]:
         return router._take(*decided)
 
     def whole(body: bytes) -> Lease:
-        with router.lease(read_prompt(Api.CHAT, body), now_s=NOW_S) as lease:
+        with router.lease(router.read(read_prompt(Api.CHAT, body)), now_s=NOW_S) as lease:
             return lease
 
     loads_us, _ = timed_us(orjson.loads, bench.bodies)

@@ -17,6 +17,7 @@ from prefixroute.config import api_key
 from prefixroute.config.settings import RoutingSettings, Settings, Table
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import HealthConstants, Instance
+from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
@@ -27,6 +28,7 @@ from prefixroute.core.router import Router
 from prefixroute.errors import ConfigError
 from prefixroute.http.admin import Admin
 from prefixroute.http.exchange import Exchanges
+from prefixroute.http.holding import Holding
 from prefixroute.http.proxy import Proxy
 from prefixroute.http.retry import RetryBudget
 from prefixroute.http.routes import plain_path, route_of
@@ -97,6 +99,7 @@ class App:
                 router=self.router,
                 upstream=self._upstream,
                 waiting=self._waiting,
+                holding=Holding(self.router, clock),
                 stored=self._stored,
                 budget=RetryBudget(settings.retry.budget_ratio),
                 clock=clock,
@@ -253,6 +256,8 @@ def make_router(settings: Settings, rng: Random | None = None) -> Router:
         index_bytes=settings.limits.index_bytes,
         load_constants=constants(LoadConstants, routing.expected_latency),
         health=constants(HealthConstants, settings.fleet.health),
+        # Other strategies are others' rules, which know no such thing.
+        hold=constants(HoldConstants, routing.expected_latency) if routing.strategy == "expected_latency" else None,
         default_capacity_tokens=routing.default_capacity_tokens,
         capacities={i.name: i.capacity_tokens for i in settings.fleet.instances if i.capacity_tokens is not None},
     )

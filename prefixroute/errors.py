@@ -43,6 +43,17 @@ class ForbiddenError(RequestError):
     code = "forbidden"
 
 
+class TooManyRequestsError(RequestError):
+    """All instances are busy and too many requests wait; `retry_after_s` (whole) is when room is expected."""
+
+    status = 429
+    code = "too_many_requests"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = max(1, retry_after_s)
+
+
 class NoInstanceError(PrefixRouteError):
     """No instance can take the request; `retry_after_s` seconds (whole) go out as Retry-After."""
 

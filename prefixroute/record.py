@@ -79,6 +79,8 @@ class RequestRecord:
     """Until the first byte of the answer's body was passed on."""
     waited_s: float = 0.0
     """In the waiting room, because nobody could take it."""
+    held_s: float = 0.0
+    """Held by the router, because its instance was busy with the prompts of others."""
     decision_s: float | None = None
     """Of the last decision: chain, match, pick, record."""
     reason: Reason | None = None

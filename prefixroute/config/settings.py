@@ -233,6 +233,14 @@ class ExpectedLatencySettings(Table):
     tie_ratio: Ratio = Field(
         0.05, description="Share of the request's own prefill within which costs are equal; the longest match wins."
     )
+    hold_s: Weight = Field(
+        0.3, description="Pending prefill, in seconds, above which an instance's further requests are held here."
+    )
+    hold_batch: int = Field(128, ge=1, le=4096, description="Oldest held requests among which the next are chosen.")
+    hold_age_tokens_per_s: Weight = Field(
+        500.0, description="Prefill that a second of being held outweighs when the next is chosen."
+    )
+    max_held: int = Field(2_048, ge=0, le=10**6, description="Requests held at most; beyond it the answer is 429.")
 
 
 class PrefixAwareSettings(Table):

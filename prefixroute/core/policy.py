@@ -46,6 +46,7 @@ class Candidate:
     __slots__ = (
         "capacity_tokens",
         "head_progress",
+        "held_work",
         "in_flight",
         "in_flight_tokens",
         "instance",
@@ -66,6 +67,7 @@ class Candidate:
         head_progress: float = 0.0,
         prefill_rate: float = 12_000.0,
         capacity_tokens: int = 1_000_000,
+        held_work: float = 0.0,
     ) -> None:
         self.instance = instance
         self.matched_tokens = matched_tokens
@@ -83,6 +85,8 @@ class Candidate:
         """Learned speed, tokens of work per second."""
         self.capacity_tokens = capacity_tokens
         """Size of its KV cache."""
+        self.held_work = held_work
+        """Work of requests that the router holds back, which will go there before this one."""
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__ if name != "instance")
@@ -101,6 +105,8 @@ class Facts:
     """Prefill speed of the fleet, tokens of work per second."""
     mean_work: float = 2_000.0
     """Running mean of the work dispatched, tokens."""
+    chain: Sequence[int] = ()
+    """Hashes of the prompt's full blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Nothing awaits between reading the facts and recording the choice, so a burst se
 back: a lease is a context manager, and its end returns the place in flight whatever happened in between.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
@@ -12,10 +12,12 @@ from typing import Self
 
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Fleet, HealthConstants, Instance, ProbeFailure
+from prefixroute.core.held import Held, HeldRequests, HoldConstants
 from prefixroute.core.index import PrefixIndex, Recorded
 from prefixroute.core.load import Flight, Load, LoadConstants
 from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason, least_outstanding
 from prefixroute.core.prompt import Prompt
+from prefixroute.core.request import Request
 from prefixroute.core.tokens import ByteTokenizer, Tokenizer
 from prefixroute.errors import NoInstanceError
 
@@ -36,14 +38,13 @@ class Explanation:
 class Lease:
     """A request's place on an instance, from the decision until the attempt is over. Use as a context manager."""
 
-    __slots__ = ("_flight", "_recorded", "_router", "_trial", "chain", "decision", "n_tokens")
+    __slots__ = ("_flight", "_recorded", "_router", "_trial", "decision", "request")
 
     def __init__(
         self,
         router: "Router",
         decision: Decision,
-        n_tokens: int,
-        chain: list[int],
+        request: Request,
         *,
         recorded: Recorded,
         flight: Flight,
@@ -54,8 +55,7 @@ class Lease:
         self._recorded = recorded
         self._trial = trial
         self.decision = decision
-        self.n_tokens = n_tokens
-        self.chain = chain
+        self.request = request
 
     @property
     def instance(self) -> Instance:
@@ -69,6 +69,13 @@ class Lease:
         """The first byte of the answer's body is here. `learn`: of a sound answer, so its time tells the speed."""
         if self._flight is not None:
             self._router.load.first_byte(self._flight, now_s, learn=learn)
+
+    def computed(self, chain: Sequence[int] | None = None) -> None:
+        """The answer is whole: the instance holds the prompt, or `chain`, which is the prompt and its answer.
+
+        It was used until now, so it is the newest there.
+        """
+        self._router.index.record(self.request.chain if chain is None else chain, self.instance.slot)
 
     def refused(self) -> None:
         """The instance did not take the request (busy, or never reached): it computed none of it."""
@@ -107,16 +114,20 @@ class Router:
         index_bytes: int = 268_435_456,
         load_constants: LoadConstants | None = None,
         health: HealthConstants | None = None,
+        hold: HoldConstants | None = None,
         default_capacity_tokens: int = DEFAULT_CAPACITY_TOKENS,
         capacities: dict[str, int] | None = None,
     ) -> None:
         self.fleet = Fleet(instances, health)
         self.index = PrefixIndex(index_bytes)
         self.load = Load(load_constants)
+        self.held = HeldRequests(hold.max_held if hold is not None else 0)
+        """Requests held back; nobody is when `hold` is None."""
         self.n_policy_faults = 0
         """Decisions in which the policy failed, so that load decided."""
         self.last_policy_fault: Exception | None = None
         self._policy = policy
+        self._hold = hold
         self._hasher = hasher
         self._rng = rng
         self._tokenizer = tokenizer or ByteTokenizer()
@@ -129,36 +140,107 @@ class Router:
 
     # ------------------------------------------------------------------ deciding
 
-    def lease(self, prompt: Prompt, *, now_s: float, without: Collection[str] = (), only: str | None = None) -> Lease:
-        """Picks an instance for `prompt` and counts the request there.
+    def read(self, prompt: Prompt) -> Request:
+        """`prompt` made comparable: the costly part, done once a request."""
+        material = self._tokenizer.tokenize(prompt)
+        chain = self._hasher.chain(prompt.scope, material) if material else []
+        return Request(prompt, chain, prompt.n_tokens)
+
+    def lease(self, request: Request, *, now_s: float, without: Collection[str] = (), only: str | None = None) -> Lease:
+        """Picks an instance for `request` and counts it there.
 
         `without`: names of instances already tried. `only`: the instance that must take it (a stored response), if
         it may take requests at all. Raises NoInstanceError when nobody may.
         """
-        facts, chain, candidates = self._facts(prompt, now_s, without)
+        facts, candidates = self._facts(request, now_s, without)
         if not candidates:
             raise NoInstanceError("no instance can take the request")
-        return self._take(facts, chain, self._decide(facts, candidates, only))
+        return self._take(request, facts, self._decide(facts, candidates, only))
+
+    def enter(self, request: Request, *, now_s: float, grant: Callable[[Lease | None], None]) -> Lease | Held:
+        """As `lease`, but a request whose instance is busy with other prompts is held.
+
+        `release`, to be called whenever an instance may have got room, gives the lease to `grant`: the request is
+        held no longer then. Raises NoInstanceError, and TooManyRequestsError when too many are held.
+        """
+        facts, candidates = self._facts(request, now_s, ())
+        if not candidates:
+            raise NoInstanceError("no instance can take the request")
+        decision = self._decide(facts, candidates, None)
+        chosen = decision.candidate
+        if self._hold is None or not _is_busy(chosen, self._hold.hold_s * facts.fleet_rate):
+            return self._take(request, facts, decision)
+        held = Held(request, now_s, grant)
+        wait = chosen.pending_work - chosen.head_progress + chosen.held_work
+        self.held.hold(held, chosen.instance.slot, chosen.work, retry_after_s=wait / chosen.prefill_rate)
+        return held
+
+    def release(self, now_s: float) -> None:
+        """Gives held requests to instances that have room, each through its `grant`.
+
+        Of the oldest, those with the least left to compute go first, weighed against how long they have waited.
+        """
+        hold = self._hold
+        if hold is None or not len(self.held):
+            return
+        fleet_rate = self.load.fleet_rate()
+        limit = hold.hold_s * fleet_rate
+        room = {i.slot for i in self.fleet.candidates(None, now_s) if self._has_room(i.slot, now_s, fleet_rate, limit)}
+        if not room:
+            return
+        waiting = []
+        for held in self.held.oldest(hold.hold_batch):
+            longest = max(self.index.match(held.request.chain).values(), default=0) * self._hasher.block_tokens
+            work = self.load.work(longest, held.request.n_tokens)
+            waiting.append((work - hold.hold_age_tokens_per_s * (now_s - held.since_s), held))
+        waiting.sort(key=lambda entry: entry[0])
+        ahead: dict[int, float] = {}
+        for _, held in waiting:
+            facts, candidates = self._facts(held.request, now_s, (), ahead)
+            if not candidates:
+                self.held.leave(held)
+                held.grant(None)
+                continue
+            decision = self._decide(facts, candidates, None)
+            chosen = decision.candidate
+            slot = chosen.instance.slot
+            if _is_busy(chosen, limit):
+                self.held.bind(held, slot, chosen.work)
+                ahead[slot] = ahead.get(slot, 0.0) + chosen.work
+                continue
+            self.held.leave(held)
+            held.grant(self._take(held.request, facts, decision))
+            if slot in room and not self._has_room(slot, now_s, fleet_rate, limit):
+                room.discard(slot)
+                if not room:
+                    break
+
+    def _has_room(self, slot: int, now_s: float, fleet_rate: float, limit: float) -> bool:
+        own, _, progress = self.load.observe(slot, now_s, fleet_rate)
+        return own.pending_work - progress <= limit
 
     def explain(self, prompt: Prompt, *, now_s: float, only: str | None = None) -> Explanation:
         """A dry run of `lease`: what it would decide now. Records nothing, and gives the dice back as they were."""
-        facts, chain, candidates = self._facts(prompt, now_s, ())
+        request = self.read(prompt)
+        facts, candidates = self._facts(request, now_s, ())
         dice = self._rng.getstate()
         faults = self.n_policy_faults, self.last_policy_fault
         decision = self._decide(facts, candidates, only) if candidates else None
         self.n_policy_faults, self.last_policy_fault = faults
         self._rng.setstate(dice)
-        return Explanation(facts, len(chain), candidates, decision)
+        return Explanation(facts, len(request.chain), candidates, decision)
 
     def _facts(
-        self, prompt: Prompt, now_s: float, without: Collection[str]
-    ) -> tuple[Facts, list[int], list[Candidate]]:
+        self, request: Request, now_s: float, without: Collection[str], ahead: dict[int, float] | None = None
+    ) -> tuple[Facts, list[Candidate]]:
+        """`ahead`: held work that goes before this request, by slot; None: all that is held."""
+        prompt, chain, n_tokens = request.prompt, request.chain, request.n_tokens
         instances = self.fleet.candidates(prompt.model, now_s, without)
-        material = self._tokenizer.tokenize(prompt)
-        chain = self._hasher.chain(prompt.scope, material) if material else []
         matched = self.index.match(chain)
         block_tokens = self._hasher.block_tokens
-        load, n_tokens = self.load, prompt.n_tokens
+        load = self.load
+        if ahead is None:
+            ahead = self.held.by_slot
         fleet_rate, cold_work = load.fleet_rate(), load.work(0, n_tokens)
         candidates = []
         for instance in instances:
@@ -180,9 +262,10 @@ class Router:
                     progress,
                     rate,
                     self._capacities[instance.name],
+                    ahead.get(slot, 0.0) if ahead else 0.0,
                 )
             )
-        return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work), chain, candidates
+        return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work, chain), candidates
 
     def _decide(self, facts: Facts, candidates: list[Candidate], only: str | None) -> Decision:
         for candidate in candidates if only is not None else ():
@@ -201,7 +284,7 @@ class Router:
             return Decision(least_outstanding(candidates, self._rng), Reason.FALLBACK)
         return decision
 
-    def _take(self, facts: Facts, chain: list[int], decision: Decision) -> Lease:
+    def _take(self, request: Request, facts: Facts, decision: Decision) -> Lease:
         candidate = decision.candidate
         slot = candidate.instance.slot
         if decision.reason is not Reason.FALLBACK:
@@ -213,9 +296,8 @@ class Router:
         return Lease(
             self,
             decision,
-            facts.n_tokens,
-            chain,
-            recorded=self.index.record(chain, slot),
+            request,
+            recorded=self.index.record(request.chain, slot),
             flight=self.load.begin(slot, facts.n_tokens, candidate.work, facts.now_s, streamed=facts.prompt.stream),
             trial=self.fleet.taken(candidate.instance.name),
         )
@@ -253,6 +335,11 @@ class Router:
 
     def _blocks(self, capacity_tokens: int) -> int:
         return max(1, capacity_tokens // self._hasher.block_tokens)
+
+
+def _is_busy(candidate: Candidate, limit: float) -> bool:
+    """Whether what is pending there keeps a prompt waiting for longer than the limit, in tokens."""
+    return candidate.pending_work > 0 and candidate.pending_work - candidate.head_progress > limit
 
 
 def _check(decision: Decision, candidates: Sequence[Candidate]) -> None:

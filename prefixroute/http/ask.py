@@ -18,6 +18,7 @@ from prefixroute.http.headers import (
     prefix_aware_id,
     short_text,
 )
+from prefixroute.http.holding import Holding
 from prefixroute.http.retry import RetryBudget
 from prefixroute.http.routes import Route, plain_path, stored_response_id
 from prefixroute.http.stored import StoredResponses
@@ -33,6 +34,7 @@ class Exchanges:
     router: Router
     upstream: Upstream
     waiting: WaitingRoom
+    holding: Holding
     stored: StoredResponses
     budget: RetryBudget
     clock: Callable[[], float]

@@ -4,7 +4,7 @@ from typing import assert_never
 
 import orjson
 
-from prefixroute.errors import NoInstanceError, PrefixRouteError
+from prefixroute.errors import NoInstanceError, PrefixRouteError, TooManyRequestsError
 from prefixroute.http.headers import RawHeaders
 from prefixroute.http.routes import Dialect
 
@@ -46,6 +46,6 @@ def error_body(dialect: Dialect, status: int, code: str, message: str) -> bytes:
 def error_headers(error: PrefixRouteError | None) -> RawHeaders:
     """Headers of an error answer: its type, and when to come back where that is known."""
     headers = [(b"Content-Type", b"application/json")]
-    if isinstance(error, NoInstanceError):
+    if isinstance(error, NoInstanceError | TooManyRequestsError):
         headers.append((b"Retry-After", b"%d" % error.retry_after_s))
     return headers

@@ -6,6 +6,7 @@ are in `retry`.
 
 import asyncio
 
+from prefixroute.core.request import Request
 from prefixroute.core.router import Lease
 from prefixroute.errors import (
     NoInstanceError,
@@ -16,6 +17,7 @@ from prefixroute.errors import (
 )
 from prefixroute.http.answer import Answer, GarbledAnswerError
 from prefixroute.http.ask import Ask, Exchanges
+from prefixroute.http.holding import Turn
 from prefixroute.http.relay import Relay
 from prefixroute.http.response import RawResponse
 from prefixroute.record import AttemptOutcome, RequestRecord
@@ -40,6 +42,7 @@ class Exchange:
         self._held: tuple[Answer, str] | None = None
         self._unreachable: UpstreamUnreachableError | None = None
         self._n_attempts = 0
+        self._request: Request | None = None
 
     async def run(self) -> None:
         """Relays an answer. Raises NoInstanceError or UpstreamError when none could be begun, or when it broke off.
@@ -51,10 +54,13 @@ class Exchange:
         until_s = shared.clock() + shared.waiting.wait_s
         try:
             while True:
-                if self._n_attempts < shared.max_attempts and (lease := self._lease()) is not None:
-                    with lease:
-                        if await self._attempt(lease):
-                            return
+                if self._n_attempts < shared.max_attempts and (lease := await self._lease()) is not None:
+                    try:
+                        with lease:
+                            if await self._attempt(lease):
+                                return
+                    finally:
+                        shared.holding.look()
                 elif self._held is not None:
                     answer, self._record.upstream = self._held
                     await self._relay.run(answer, None)
@@ -66,15 +72,35 @@ class Exchange:
         finally:
             self._let_go()
 
-    def _lease(self) -> Lease | None:
-        """A place on the instance that is picked; None when nobody may take the request."""
+    async def _lease(self) -> Lease | None:
+        """A place on the instance that is picked; None when nobody may take the request.
+
+        The first time it may have to wait for its turn. Raises TooManyRequestsError when too many do.
+        """
         shared, ask, record = self._shared, self._ask, self._record
         began_s = shared.clock()
+        router, request = shared.router, self._request
+        if request is None:
+            request = self._request = router.read(ask.prompt)
         try:
-            lease = shared.router.lease(ask.prompt, now_s=began_s, without=self._tried, only=ask.only)
+            if self._tried or ask.only is not None:
+                entered: Lease | Turn = router.lease(request, now_s=began_s, without=self._tried, only=ask.only)
+            else:
+                entered = shared.holding.enter(request, began_s)
         except NoInstanceError:
             return None
-        record.decision_s = shared.clock() - began_s
+        entered_s = shared.clock()
+        record.decision_s = entered_s - began_s
+        if isinstance(entered, Lease):
+            lease = entered
+        else:
+            try:
+                granted = await entered.wait()
+            finally:
+                record.held_s += shared.clock() - entered_s
+            if granted is None:
+                return None
+            lease = granted
         record.reason = lease.decision.reason
         record.upstream = lease.instance.name
         record.matched_tokens = lease.decision.candidate.matched_tokens

@@ -42,6 +42,7 @@ class Relay:
                     record.ttft_s = now_s - record.began_s
                     if lease is not None:
                         lease.first_byte(now_s, learn=sound)
+                        shared.holding.look()
                 if watch is not None and watch.see(piece):
                     self._remember_home(watch)
                 await response.send(piece)

@@ -193,7 +193,7 @@ async def test_an_ejected_instance_makes_ready_again_when_its_pause_is_over(admi
 async def test_instances_are_shown_as_the_router_sees_them(admin: Admin) -> None:
     admin.router.fleet.probe_passed("127.0.0.1:8001")
     admin.router.probe_failed("[::1]:8002", ProbeFailure.REFUSED)
-    with admin.router.lease(read_prompt(Api.CHAT, json.dumps(CHAT).encode()), now_s=admin.now_s) as lease:
+    with admin.router.lease(admin.router.read(read_prompt(Api.CHAT, json.dumps(CHAT).encode())), now_s=admin.now_s) as lease:
         _, body, _ = await admin.ask("GET", "/instances")
 
     assert body[0] == {
@@ -205,7 +205,7 @@ async def test_instances_are_shown_as_the_router_sees_them(admin: Admin) -> None
         "models": ["llama"],
         "in_flight": 1,
         "pending_prefill_tokens": body[0]["pending_prefill_tokens"],
-        "index_blocks": len(lease.chain),
+        "index_blocks": len(lease.request.chain),
         "capacity_tokens": 1_000_000,
         "prefill_tokens_per_second": 12_000.0,
     }
@@ -246,7 +246,7 @@ async def test_an_unknown_instance_is_not_found(admin: Admin, action: str) -> No
 async def test_an_explanation_says_who_would_take_it_and_why(admin: Admin) -> None:
     admin.router.fleet.probe_passed("127.0.0.1:8001")
     prompt = read_prompt(Api.CHAT, json.dumps(CHAT).encode())
-    with admin.router.lease(prompt, now_s=admin.now_s) as lease:
+    with admin.router.lease(admin.router.read(prompt), now_s=admin.now_s) as lease:
         home = lease.instance.name
     for instance in admin.router.fleet.instances:
         admin.router.fleet.learned_models(instance.name, frozenset({"llama"}))
@@ -256,11 +256,11 @@ async def test_an_explanation_says_who_would_take_it_and_why(admin: Admin) -> No
     assert status == 200
     assert (body["model"], body["strategy"], body["no_key"]) == ("llama", "expected_latency", None)
     assert body["prompt_tokens"] == prompt.n_tokens
-    assert body["blocks"] == len(lease.chain) > 0
+    assert body["blocks"] == len(lease.request.chain) > 0
     assert (body["chosen"], body["reason"]) == (home, "affinity")
     by_name = {candidate["instance"]: candidate for candidate in body["candidates"]}
     assert by_name.keys() == {"127.0.0.1:8001", "[::1]:8002"}
-    assert by_name[home]["matched_tokens"] == 64 * len(lease.chain)
+    assert by_name[home]["matched_tokens"] == 64 * len(lease.request.chain)
     assert by_name[home]["cost_s"] == min(candidate["cost_s"] for candidate in by_name.values())
     assert {candidate["state"] for candidate in by_name.values()} <= {"up", "starting"}
 

@@ -130,7 +130,7 @@ class Probing:
 
     def send_prompt(self) -> None:
         prompt = read_prompt(Api.COMPLETIONS, b'{"prompt":"%s"}' % (b"once upon a time " * 100))
-        with self.router.lease(prompt, now_s=self.clock()):
+        with self.router.lease(self.router.read(prompt), now_s=self.clock()):
             pass
 
     def _on_change(self) -> None:
@@ -381,7 +381,7 @@ async def test_flaps_leave_requests_in_flight_alone(server: Server) -> None:
     prompt = read_prompt(Api.CHAT, b"{}")
     async with probing.prober() as prober, AsyncExitStack() as in_flight:
         for _ in range(10):
-            in_flight.enter_context(probing.router.lease(prompt, now_s=0))
+            in_flight.enter_context(probing.router.lease(probing.router.read(prompt), now_s=0))
         for status in (200, 503, 503, 503, 200, 200):
             server.answers["/health"] = answer(status)
             await prober.probe_once(probing.instances[0])

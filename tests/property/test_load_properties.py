@@ -82,7 +82,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def lease(self, topic: int, n_turns: int, stream: bool, without: set[str], only: str | None) -> list[Lease]:
         prompt = make_prompt(topic, n_turns, stream)
         try:
-            lease = self.router.lease(prompt, now_s=self.now_s, without=without, only=only)
+            lease = self.router.lease(self.router.read(prompt), now_s=self.now_s, without=without, only=only)
         except NoInstanceError:
             assert not self.router.fleet.candidates(prompt.model, self.now_s, without)
             return []
@@ -163,7 +163,7 @@ class LeaseMachine(RuleBasedStateMachine):
             own = self.router.load.of(slot)
             mine = [lease for lease in self.open if lease.instance.name == name]
             assert own.in_flight == len(mine)
-            assert own.in_flight_tokens == sum(lease.n_tokens for lease in mine)
+            assert own.in_flight_tokens == sum(lease.request.n_tokens for lease in mine)
             assert own.pending_work >= 0
             assert own.pending_work <= sum(lease.decision.candidate.work for lease in mine) + 1e-6
 

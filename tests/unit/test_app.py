@@ -22,6 +22,7 @@ from prefixroute.config.settings import (
     Strategy,
 )
 from prefixroute.core.fleet import HealthConstants, Instance
+from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
@@ -155,7 +156,7 @@ def test_constants_of_the_core_have_the_defaults_of_their_settings(kind: type[An
 
 
 def test_every_constant_of_expected_latency_is_used_by_exactly_one_part_of_the_core() -> None:
-    used = [field.name for kind in (LoadConstants, LatencyConstants) for field in fields(kind)]
+    used = [field.name for kind in (LoadConstants, LatencyConstants, HoldConstants) for field in fields(kind)]
     assert sorted(used) == sorted(ExpectedLatencySettings.model_fields)
 
 
@@ -164,7 +165,7 @@ def test_every_health_setting_is_the_fleets_or_the_probers() -> None:
     assert {field.name for field in fields(HealthConstants)} | probers == set(HealthSettings.model_fields)
 
 
-@pytest.mark.parametrize("kind", [LoadConstants, LatencyConstants, HealthConstants])
+@pytest.mark.parametrize("kind", [LoadConstants, LatencyConstants, HoldConstants, HealthConstants])
 def test_each_constant_comes_from_the_setting_of_its_name(kind: Callable[..., Any]) -> None:
     table = HealthSettings() if kind is HealthConstants else ExpectedLatencySettings()
     for n, name in enumerate(signature(kind).parameters, start=2):
@@ -204,7 +205,7 @@ def test_a_router_knows_what_is_configured_of_its_instances() -> None:
 
 
 def decides(router: Router, body: bytes) -> str:
-    with router.lease(read_prompt(Api.COMPLETIONS, body), now_s=1.0) as lease:
+    with router.lease(router.read(read_prompt(Api.COMPLETIONS, body)), now_s=1.0) as lease:
         return lease.instance.name
 
 

@@ -268,12 +268,12 @@ def test_what_the_router_knows_is_read_at_the_scrape(router: Router, metrics: Me
     prompt = read_prompt(Api.CHAT, BODY.replace(b"}]}", b'}],"stream":true}'))
     router.fleet.connect_failed("gpu-b:8000", 1000.0)
     router.fleet.answered("gpu-a:8000")
-    with router.lease(prompt, now_s=1000.0) as lease:
+    with router.lease(router.read(prompt), now_s=1000.0) as lease:
         assert value(metrics, "in_flight", upstream="gpu-a:8000") == 1
         assert value(metrics, "pending_prefill_tokens", upstream="gpu-a:8000") == pytest.approx(
             router.load.of(0).pending_work
         )
-        assert value(metrics, "index_blocks", upstream="gpu-a:8000") == len(lease.chain) > 0
+        assert value(metrics, "index_blocks", upstream="gpu-a:8000") == len(lease.request.chain) > 0
         assert value(metrics, "index_bytes") == router.index.n_bytes > 0
     router.fleet.drain("gpu-a:8000")
 

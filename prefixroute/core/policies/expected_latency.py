@@ -2,7 +2,7 @@
 
 For each candidate, in tokens of prefill work (docs/routing.md):
 
-    wait for what is pending there, less what is done of it
+    wait for what is pending there, less what is done of it, and for what the router holds for it
     + the request's own work there
     + interference: prefilling stops the requests that decode there
     + reading the resident KV at each decode step
@@ -56,7 +56,7 @@ class ExpectedLatency(StatelessPolicy):
             if c.work < least_work:
                 least_work = c.work
             total_in_flight += c.in_flight
-            total_pending += c.pending_work
+            total_pending += c.pending_work + c.held_work
 
         affinity = k.affinity * min(k.affinity_max, 1 + total_pending / n / k.affinity_backlog_tokens)
         interference = k.interference / (1 + total_in_flight / n / k.interference_damping)
@@ -69,6 +69,7 @@ class ExpectedLatency(StatelessPolicy):
             here = (
                 c.pending_work
                 - c.head_progress
+                + c.held_work
                 + work
                 + interference * c.in_flight * (work if work < mean_work else mean_work)  # noqa: FURB136  3x min()
                 + kv_read * c.in_flight_tokens / c.capacity_tokens

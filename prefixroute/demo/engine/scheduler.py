@@ -6,6 +6,10 @@ a batch and says how long it takes, and `finish_step(now_s)`, which hands out th
     duration_s = engine.start_step(now_s)       # None: nothing to do until the next `add`
     for request in engine.finish_step(now_s + duration_s): ...
 
+Who only wants to know when requests begin and end lets it leap: `start_step(now_s, max_steps=…)` takes as many steps
+at once as nothing but decoding can happen in, and `cut(now_s)` ends such a leap at the step under way when a request
+arrives. The outcome is that of single steps; a property test holds them equal.
+
 Scheduling is vLLM's first-come-first-served: running requests first, then waiting ones, within a budget of
 tokens a step; long prompts are computed in chunks beside the decodes of others. A running request that finds
 no free block evicts the latest one, which starts over (its blocks stay cached as long as they last). Blocks
@@ -14,6 +18,7 @@ are cached when they are scheduled, so a second request in the same batch alread
 
 from collections import deque
 from dataclasses import dataclass
+from math import ceil, sqrt
 from typing import Generic, TypeVar
 
 from prefixroute.demo.engine.config import EngineConfig
@@ -48,6 +53,11 @@ class Engine(Generic[RequestT]):
         self._running: list[RequestT] = []
         # The batch being computed; None between steps.
         self._batch: list[RequestT] | None = None
+        # Of a leap: how many steps, since when, and the time of the first and what each adds to the one before.
+        self._n_steps = 1
+        self._began_s = 0.0
+        self._first_step_s = 0.0
+        self._added_step_s = 0.0
 
     @property
     def n_waiting(self) -> int:
@@ -99,8 +109,11 @@ class Engine(Generic[RequestT]):
         """Forget what is cached. False, and nothing done, while requests run, as in vLLM."""
         return self.pool.clear()
 
-    def start_step(self, now_s: float) -> float | None:
-        """Schedule the next batch; seconds until its end, or None when there is no request at all."""
+    def start_step(self, now_s: float, max_steps: int = 1) -> float | None:
+        """Schedule the next batch; seconds until its end, or None when there is no request at all.
+
+        It is computed up to `max_steps` times, as long as all of it decodes and nobody ends.
+        """
         if self._batch is not None:
             raise RuntimeError("the step before has not been finished")
         config = self.config
@@ -147,14 +160,47 @@ class Engine(Generic[RequestT]):
         if not batch:
             return None
         self._batch = batch
-        self.counters.steps += 1
-        return config.step_time_s(prefill_s, n_decoding, decoding_tokens)
+        self._n_steps = 1
+        step_s = config.step_time_s(prefill_s, n_decoding, decoding_tokens)
+        if max_steps == 1 or preempted or n_decoding < len(self._running):
+            return step_s
+        # Whoever waits could not be admitted now, so not before somebody ends.
+        self._n_steps = self._longest_leap(max_steps)
+        self._began_s = now_s
+        self._first_step_s = step_s
+        self._added_step_s = n_decoding * config.step_per_token_s / config.speed
+        return self._leap_s(self._n_steps)
+
+    def cut(self, now_s: float) -> float | None:
+        """End the leap under way, if any, with the step that is under way: seconds from `now_s` to its end.
+
+        None: the step ends when it was said to.
+        """
+        if self._batch is None or self._n_steps == 1:
+            return None
+        elapsed_s = now_s - self._began_s
+        first_s, added_s = self._first_step_s, self._added_step_s
+        # Where first·n + added·n(n − 1)/2 reaches the time gone by.
+        half = first_s - added_s / 2
+        n = ceil(2 * elapsed_s / (half + sqrt(half * half + 2 * added_s * elapsed_s))) if elapsed_s > 0 else 1
+        self._n_steps = min(max(n, 1), self._n_steps)
+        return max(0.0, self._leap_s(self._n_steps) - elapsed_s)
 
     def finish_step(self, now_s: float) -> list[RequestT]:
         """End the batch. The requests that got a token, each with `finish_reason` set if it was the last."""
         if self._batch is None:
             raise RuntimeError("no step has been started")
         batch, self._batch = self._batch, None
+        self.counters.steps += self._n_steps
+        if self._n_steps > 1:
+            for request in batch:
+                if request.finish_reason is not None:
+                    continue
+                # All but the last step, whose token is handed out below.
+                self._extend(request, request.n_computed + self._n_steps)
+                request.n_computed += self._n_steps - 1
+                request.n_output += self._n_steps - 1
+            self.counters.generation_tokens += len(batch) * (self._n_steps - 1)
         grown: list[RequestT] = []
         ended = False
         for request in batch:
@@ -174,6 +220,22 @@ class Engine(Generic[RequestT]):
         if ended:
             self._running = [request for request in self._running if request.finish_reason is None]
         return grown
+
+    def _leap_s(self, n_steps: int) -> float:
+        return n_steps * self._first_step_s + self._added_step_s * (n_steps * (n_steps - 1) / 2)
+
+    def _longest_leap(self, max_steps: int) -> int:
+        """Steps until somebody in the all-decoding batch ends or needs a block that is not free."""
+        block_size = self.config.block_size
+        n_steps = min(max_steps, *(r.n_output_wanted - r.n_output for r in self._running))
+        while n_steps > 1:
+            n_missing = sum(
+                max(0, _ceil_div(r.n_computed + n_steps, block_size) - len(r.blocks)) for r in self._running
+            )
+            if n_missing <= self.pool.n_free:
+                break
+            n_steps //= 2
+        return max(1, n_steps)
 
     def _begin_answer(self, request: RequestT, now_s: float) -> None:
         request.first_token_s = now_s

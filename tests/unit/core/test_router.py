@@ -58,32 +58,32 @@ def slots(leases: Sequence[Lease]) -> Counter[int]:
 def test_the_next_turn_goes_where_the_last_one_was() -> None:
     router = make_router(8)
     turns = ["hello " * 500]
-    with router.lease(chat(*turns), now_s=0.0) as first:
+    with router.lease(router.read(chat(*turns)), now_s=0.0) as first:
         assert first.decision.reason is Reason.COLD
     turns += ["answer " * 100, "and then? " * 20]
-    with router.lease(chat(*turns), now_s=10.0) as second:
+    with router.lease(router.read(chat(*turns)), now_s=10.0) as second:
         assert second.instance is first.instance
         assert second.decision.reason is Reason.AFFINITY
-        assert second.decision.candidate.matched_tokens == len(first.chain) * BLOCK_TOKENS
+        assert second.decision.candidate.matched_tokens == len(first.request.chain) * BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("model", ["lora-a", "org/m:tag", "M"])
 def test_other_models_share_no_prefix(model: str) -> None:
     router = make_router()
-    with router.lease(chat("hello " * 500), now_s=0.0):
+    with router.lease(router.read(chat("hello " * 500)), now_s=0.0):
         pass
-    with router.lease(chat("hello " * 500, model=model), now_s=1.0) as lease:
+    with router.lease(router.read(chat("hello " * 500, model=model)), now_s=1.0) as lease:
         assert lease.decision.reason is Reason.COLD
 
 
 def test_a_prompt_without_a_key_is_routed_by_load_and_remembered_nowhere() -> None:
     router = make_router(2)
-    busy = router.lease(unlike(1), now_s=0.0)
+    busy = router.lease(router.read(unlike(1)), now_s=0.0)
     before = n_blocks(router)
-    with router.lease(read_prompt(Api.CHAT, b"no json"), now_s=0.0) as lease:
+    with router.lease(router.read(read_prompt(Api.CHAT, b"no json")), now_s=0.0) as lease:
         assert lease.instance is not busy.instance
         assert lease.decision.reason is Reason.LOAD
-        assert lease.chain == []
+        assert lease.request.chain == []
     assert n_blocks(router) == before
 
 
@@ -94,8 +94,8 @@ def test_a_prompt_is_cut_from_what_the_tokenizer_makes_of_it() -> None:
 
     router = make_router(1, tokenizer=Backwards())
     prompt = chat("hello " * 500)
-    with router.lease(prompt, now_s=0.0) as lease:
-        assert lease.chain == BlockHasher(BLOCK_TOKENS, seed=1).chain(prompt.scope, prompt.key[::-1])
+    with router.lease(router.read(prompt), now_s=0.0) as lease:
+        assert lease.request.chain == BlockHasher(BLOCK_TOKENS, seed=1).chain(prompt.scope, prompt.key[::-1])
 
 
 # ------------------------------------------------------------------ candidates
@@ -105,11 +105,11 @@ def test_who_was_tried_is_not_asked_again() -> None:
     router = make_router(3)
     tried: set[str] = set()
     for _ in range(3):
-        with router.lease(chat("hello " * 500), now_s=0.0, without=tried) as lease:
+        with router.lease(router.read(chat("hello " * 500)), now_s=0.0, without=tried) as lease:
             assert lease.instance.name not in tried
             tried.add(lease.instance.name)
     with pytest.raises(NoInstanceError):
-        router.lease(chat("hello"), now_s=0.0, without=tried)
+        router.lease(router.read(chat("hello")), now_s=0.0, without=tried)
 
 
 def test_when_nobody_may_take_it_the_error_says_so_and_nothing_is_counted() -> None:
@@ -117,7 +117,7 @@ def test_when_nobody_may_take_it_the_error_says_so_and_nothing_is_counted() -> N
     for instance in router.fleet.instances:
         router.connect_failed(instance.name, 0.0, timed_out=False)
     with pytest.raises(NoInstanceError) as raised:
-        router.lease(chat("hello"), now_s=0.5)
+        router.lease(router.read(chat("hello")), now_s=0.5)
     assert (raised.value.status, raised.value.code) == (503, "no_instance")
     assert counts(router) == [(0, 0, 0)] * 2
 
@@ -126,7 +126,7 @@ def test_a_stored_response_is_asked_of_who_made_it_however_busy() -> None:
     router = make_router(3)
     for n in range(30):
         router.load.begin(1, 10_000, 10_000.0, float(n), streamed=True)
-    with router.lease(chat("hello"), now_s=0.0, only="gpu-1") as lease:
+    with router.lease(router.read(chat("hello")), now_s=0.0, only="gpu-1") as lease:
         assert lease.instance.name == "gpu-1"
         assert lease.decision.reason is Reason.STORED
 
@@ -135,7 +135,7 @@ def test_a_stored_response_is_asked_of_who_made_it_however_busy() -> None:
 def test_a_stored_response_whose_maker_cannot_serve_is_asked_of_another(only: str) -> None:
     router = make_router(2)
     router.fleet.drain("gpu-1")
-    with router.lease(chat("hello"), now_s=0.0, only=only) as lease:
+    with router.lease(router.read(chat("hello")), now_s=0.0, only=only) as lease:
         assert lease.instance.name == "gpu-0"
         assert lease.decision.reason is Reason.COLD
 
@@ -146,14 +146,14 @@ def test_a_stored_response_whose_maker_cannot_serve_is_asked_of_another(only: st
 def test_a_lease_counts_until_it_ends_and_ends_once() -> None:
     router = make_router(1)
     prompt = unlike(1)
-    with router.lease(prompt, now_s=0.0) as lease:
+    with router.lease(router.read(prompt), now_s=0.0) as lease:
         work = lease.decision.candidate.work
-        assert lease.n_tokens == prompt.n_tokens
+        assert lease.request.n_tokens == prompt.n_tokens
         assert counts(router) == [(1, prompt.n_tokens, work)]
         lease.first_byte(1.0, learn=True)
         assert counts(router) == [(1, prompt.n_tokens, 0)]
     assert counts(router) == [(0, 0, 0)]
-    other = router.lease(prompt, now_s=2.0)
+    other = router.lease(router.read(prompt), now_s=2.0)
     lease.end()
     lease.first_byte(3.0, learn=True)
     assert router.load.of(0).in_flight == 1
@@ -163,23 +163,23 @@ def test_a_lease_counts_until_it_ends_and_ends_once() -> None:
 
 def test_the_prefill_of_an_answer_that_is_not_streamed_is_over_by_the_clock() -> None:
     router = make_router(1)
-    streamed = router.lease(chat("hello " * 2_000), now_s=0.0)
-    router.lease(chat("hallo " * 2_000, stream=False), now_s=0.0)
-    with router.lease(chat("servus"), now_s=100.0) as lease:
+    streamed = router.lease(router.read(chat("hello " * 2_000)), now_s=0.0)
+    router.lease(router.read(chat("hallo " * 2_000, stream=False)), now_s=0.0)
+    with router.lease(router.read(chat("servus")), now_s=100.0) as lease:
         assert lease.decision.candidate.pending_work == streamed.decision.candidate.work
 
 
 @pytest.mark.parametrize("fault", [RuntimeError, KeyboardInterrupt, GeneratorExit])
 def test_whatever_is_raised_meanwhile_the_place_is_given_back(fault: type[BaseException]) -> None:
     router = make_router(1)
-    with pytest.raises(fault), router.lease(unlike(1), now_s=0.0):
+    with pytest.raises(fault), router.lease(router.read(unlike(1)), now_s=0.0):
         raise fault
     assert counts(router) == [(0, 0, 0)]
 
 
 def test_ten_in_flight_survive_a_flapping_instance() -> None:
     router = make_router(1)
-    leases = [router.lease(unlike(n), now_s=0.0) for n in range(10)]
+    leases = [router.lease(router.read(unlike(n)), now_s=0.0) for n in range(10)]
     for failure in ProbeFailure:
         for _ in range(5):
             router.probe_failed("gpu-0", failure)
@@ -195,7 +195,7 @@ def test_ten_in_flight_survive_a_flapping_instance() -> None:
 
 def test_an_answer_brings_the_instance_back() -> None:
     router = make_router(1)
-    lease = router.lease(unlike(1), now_s=0.0)
+    lease = router.lease(router.read(unlike(1)), now_s=0.0)
     router.connect_failed("gpu-0", 0.0, timed_out=True)
     lease.answered()
     assert router.fleet.state("gpu-0").state is State.UP
@@ -204,16 +204,16 @@ def test_an_answer_brings_the_instance_back() -> None:
 
 def test_a_half_open_instance_is_tried_by_one_request_at_a_time() -> None:
     router = make_router(1, health=HealthConstants(eject_s=1))
-    old = router.lease(unlike(0), now_s=0.0)
+    old = router.lease(router.read(unlike(0)), now_s=0.0)
     router.connect_failed("gpu-0", 0.0, timed_out=True)
-    trial = router.lease(unlike(1), now_s=1.0)
+    trial = router.lease(router.read(unlike(1)), now_s=1.0)
     old.end()  # no news of the trial
     with pytest.raises(NoInstanceError):
-        router.lease(unlike(2), now_s=1.0)
+        router.lease(router.read(unlike(2)), now_s=1.0)
     trial.end()  # its client left
-    with router.lease(unlike(2), now_s=1.0) as lease:
+    with router.lease(router.read(unlike(2)), now_s=1.0) as lease:
         lease.answered()
-        router.lease(unlike(3), now_s=1.0).end()
+        router.lease(router.read(unlike(3)), now_s=1.0).end()
 
 
 # ------------------------------------------------------------------ taking back
@@ -222,10 +222,10 @@ def test_a_half_open_instance_is_tried_by_one_request_at_a_time() -> None:
 def test_what_an_instance_refused_it_does_not_hold() -> None:
     router = make_router(1)
     first = chat("hello " * 500)
-    with router.lease(first, now_s=0.0) as lease:
-        n_first = len(lease.chain)
-    with router.lease(chat("hello " * 500, "answer " * 100, "more " * 100), now_s=1.0) as lease:
-        assert len(lease.chain) > n_first
+    with router.lease(router.read(first), now_s=0.0) as lease:
+        n_first = len(lease.request.chain)
+    with router.lease(router.read(chat("hello " * 500, "answer " * 100, "more " * 100)), now_s=1.0) as lease:
+        assert len(lease.request.chain) > n_first
         lease.refused()
         assert n_blocks(router) == [n_first]
         lease.refused()
@@ -234,10 +234,10 @@ def test_what_an_instance_refused_it_does_not_hold() -> None:
 
 def test_what_one_request_was_refused_another_may_have_brought() -> None:
     router = make_router(1)
-    refused = router.lease(chat("hello " * 500), now_s=0.0)
-    taken = router.lease(chat("hello " * 500, "answer " * 100), now_s=0.0)
+    refused = router.lease(router.read(chat("hello " * 500)), now_s=0.0)
+    taken = router.lease(router.read(chat("hello " * 500, "answer " * 100)), now_s=0.0)
     refused.refused()
-    assert router.index.match(taken.chain) == {0: len(taken.chain)}
+    assert router.index.match(taken.request.chain) == {0: len(taken.request.chain)}
     refused.end()
     taken.end()
 
@@ -248,7 +248,7 @@ def test_what_one_request_was_refused_another_may_have_brought() -> None:
 def test_a_refused_connection_empties_the_map_and_silence_does_not() -> None:
     router = make_router(2)
     for slot in range(2):
-        with router.lease(unlike(slot), now_s=0.0, only=f"gpu-{slot}") as lease:
+        with router.lease(router.read(unlike(slot)), now_s=0.0, only=f"gpu-{slot}") as lease:
             lease.first_byte(0.01, learn=True)
     rate = router.load.fleet_rate()
     router.connect_failed("gpu-0", 1.0, timed_out=True)
@@ -263,7 +263,7 @@ def test_a_refused_connection_empties_the_map_and_silence_does_not() -> None:
 @pytest.mark.parametrize(("failure", "kept"), [(f, f is ProbeFailure.TIMEOUT) for f in ProbeFailure])
 def test_probes_that_find_it_dead_empty_the_map(failure: ProbeFailure, kept: bool) -> None:
     router = make_router(3)
-    with router.lease(unlike(1), now_s=0.0, only="gpu-0"):
+    with router.lease(router.read(unlike(1)), now_s=0.0, only="gpu-0"):
         pass
     for _ in range(2):
         router.probe_failed("gpu-0", failure)
@@ -275,25 +275,25 @@ def test_probes_that_find_it_dead_empty_the_map(failure: ProbeFailure, kept: boo
 def test_a_restarted_instance_holds_nothing_and_learns_again() -> None:
     router = make_router(2)
     for now_s in (0.0, 1.0):
-        with router.lease(chat("hello " * 500), now_s=now_s, only="gpu-0"):
+        with router.lease(router.read(chat("hello " * 500)), now_s=now_s, only="gpu-0"):
             pass
     router.cache_emptied("gpu-0")
     assert n_blocks(router) == [0, 0]
-    with router.lease(chat("hello " * 500), now_s=2.0) as lease:
+    with router.lease(router.read(chat("hello " * 500)), now_s=2.0) as lease:
         assert lease.decision.reason is Reason.COLD
-    with router.lease(chat("hello " * 500), now_s=3.0) as again:
+    with router.lease(router.read(chat("hello " * 500)), now_s=3.0) as again:
         assert again.instance is lease.instance
 
 
 def test_an_instance_that_returns_is_not_flooded() -> None:
     router = make_router(4)
     for n in range(40):
-        with router.lease(unlike(n), now_s=float(n)) as lease:
+        with router.lease(router.read(unlike(n)), now_s=float(n)) as lease:
             lease.first_byte(n + 0.5, learn=True)
     router.connect_failed("gpu-0", 50.0, timed_out=False)
     router.fleet.probe_passed("gpu-0")
     router.fleet.probe_passed("gpu-0")
-    leases = [router.lease(unlike(100 + n), now_s=60.0) for n in range(40)]
+    leases = [router.lease(router.read(unlike(100 + n)), now_s=60.0) for n in range(40)]
     assert slots(leases)[0] <= 14
 
 
@@ -306,12 +306,12 @@ def test_maps_are_sized_like_the_cache() -> None:
 
 def test_a_learned_capacity_resizes_the_map() -> None:
     router = make_router(1)
-    with router.lease(unlike(1), now_s=0.0) as lease:
-        n_all = len(lease.chain)
+    with router.lease(router.read(unlike(1)), now_s=0.0) as lease:
+        n_all = len(lease.request.chain)
     router.learned_capacity("gpu-0", 10 * BLOCK_TOKENS)
     assert n_blocks(router) == [10] < [n_all]
     assert router.capacity_tokens("gpu-0") == 160
-    with router.lease(unlike(1), now_s=1.0) as lease:
+    with router.lease(router.read(unlike(1)), now_s=1.0) as lease:
         assert lease.decision.candidate.matched_tokens == 10 * BLOCK_TOKENS
         assert lease.decision.candidate.capacity_tokens == 160
 
@@ -349,7 +349,7 @@ def test_a_policy_that_fails_to_pick_means_routing_by_load() -> None:
     fault = ZeroDivisionError("mine")
     policy = Broken(pick=fault)
     router = make_router(3, policy)
-    leases = [router.lease(unlike(n), now_s=0.0) for n in range(6)]
+    leases = [router.lease(router.read(unlike(n)), now_s=0.0) for n in range(6)]
     assert slots(leases) == {0: 2, 1: 2, 2: 2}
     assert {lease.decision.reason for lease in leases} == {Reason.FALLBACK}
     assert router.n_policy_faults == 6
@@ -361,7 +361,7 @@ def test_a_policy_that_fails_to_pick_means_routing_by_load() -> None:
 def test_a_policy_that_fails_to_remember_has_decided_all_the_same() -> None:
     fault = KeyError("mine")
     router = make_router(3, Broken(record=fault))
-    with router.lease(unlike(1), now_s=0.0) as lease:
+    with router.lease(router.read(unlike(1)), now_s=0.0) as lease:
         assert lease.decision.reason is Reason.LOAD
         assert router.load.of(lease.instance.slot).in_flight == 1
     assert router.n_policy_faults == 1
@@ -384,7 +384,7 @@ class Confused(LeastOutstanding):
 def test_a_policy_that_picks_none_of_the_candidates_means_routing_by_load() -> None:
     router = make_router(2, Confused())
     for n in range(2):
-        with router.lease(unlike(n), now_s=0.0, without={f"gpu-{n}"}) as lease:
+        with router.lease(router.read(unlike(n)), now_s=0.0, without={f"gpu-{n}"}) as lease:
             assert lease.decision.reason is Reason.FALLBACK
             assert lease.instance.name == f"gpu-{1 - n}"
     assert router.n_policy_faults == 2
@@ -398,7 +398,7 @@ def test_a_decision_that_could_not_be_counted_or_shown_means_routing_by_load(non
             return replace(super().pick(facts, candidates, rng), **nonsense)
 
     router = make_router(2, Sloppy())
-    with router.lease(unlike(1), now_s=0.0) as lease:
+    with router.lease(router.read(unlike(1)), now_s=0.0) as lease:
         assert lease.decision.reason is Reason.FALLBACK
     assert router.n_policy_faults == 1
 
@@ -411,7 +411,7 @@ def test_a_policy_that_changes_its_candidates_changes_nothing_else() -> None:
             raise AssertionError
 
     router = make_router(policy=Greedy())
-    with router.lease(chat("hello"), now_s=0.0) as lease:
+    with router.lease(router.read(chat("hello")), now_s=0.0) as lease:
         assert lease.decision.reason is Reason.FALLBACK
     assert isinstance(router.last_policy_fault, AttributeError)
 
@@ -422,14 +422,14 @@ def test_scores_that_are_no_numbers_are_a_fault() -> None:
             return Decision(candidates[0], Reason.CUSTOM, ["a"] * len(candidates))  # type: ignore[list-item]
 
     router = make_router(policy=Wordy())
-    with router.lease(chat("hello"), now_s=0.0) as lease:
+    with router.lease(router.read(chat("hello")), now_s=0.0) as lease:
         assert lease.decision.reason is Reason.FALLBACK
 
 
 def test_what_is_no_fault_of_the_policy_passes_through_and_counts_nothing() -> None:
     router = make_router(2, Broken(pick=KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        router.lease(unlike(1), now_s=0.0)
+        router.lease(router.read(unlike(1)), now_s=0.0)
     assert counts(router) == [(0, 0, 0)] * 2
     assert router.n_policy_faults == 0
 
@@ -454,20 +454,20 @@ def test_explaining_changes_nothing_and_tells_what_the_next_lease_does() -> None
     warm, cold = [unlike(n) for n in range(20)], [unlike(100 + n) for n in range(20)]
     prompts = warm + cold
     for prompt in warm:
-        router.lease(prompt, now_s=0.0).end()
+        router.lease(router.read(prompt), now_s=0.0).end()
     router.connect_failed("gpu-3", 0.0, timed_out=True)
     for n, prompt in enumerate(prompts):
         before = snapshot(router, prompts)
         router.explain(prompt, now_s=5.0 + n)
         explained = router.explain(prompt, now_s=5.0 + n)
         assert snapshot(router, prompts) == before
-        with router.lease(prompt, now_s=5.0 + n) as lease:
+        with router.lease(router.read(prompt), now_s=5.0 + n) as lease:
             assert explained.decision is not None
             assert explained.decision.instance is lease.instance
             assert explained.decision.reason is lease.decision.reason
             assert explained.decision.scores == lease.decision.scores
-            assert explained.n_blocks == len(lease.chain)
-            assert explained.facts.n_tokens == lease.n_tokens
+            assert explained.n_blocks == len(lease.request.chain)
+            assert explained.facts.n_tokens == lease.request.n_tokens
             assert [c.instance for c in explained.candidates] == list(router.fleet.instances)
 
 
@@ -493,19 +493,19 @@ def test_explaining_what_nobody_may_take_is_no_error() -> None:
 
 def test_a_burst_of_different_prompts_is_spread_evenly() -> None:
     router = make_router(8)
-    assert set(slots([router.lease(unlike(n), now_s=0.0) for n in range(80)]).values()) == {10}
+    assert set(slots([router.lease(router.read(unlike(n)), now_s=0.0) for n in range(80)]).values()) == {10}
 
 
 def test_a_burst_of_equal_prompts_sees_itself_and_waits_for_one_prefill() -> None:
     """From the second on there is nothing to compute but the rest of a block: recomputing it elsewhere costs more."""
     router = make_router(8)
-    first, *others = [router.lease(unlike(1), now_s=0.0) for _ in range(30)]
+    first, *others = [router.lease(router.read(unlike(1)), now_s=0.0) for _ in range(30)]
     assert first.decision.reason is Reason.COLD
     pending = first.decision.candidate.work
     for lease in others:
         assert lease.instance is first.instance
         assert lease.decision.reason is Reason.AFFINITY
-        assert lease.decision.candidate.matched_tokens == len(first.chain) * BLOCK_TOKENS
+        assert lease.decision.candidate.matched_tokens == len(first.request.chain) * BLOCK_TOKENS
         assert lease.decision.candidate.pending_work == pytest.approx(pending)
         pending += lease.decision.candidate.work
 
@@ -516,7 +516,7 @@ def test_a_hot_prefix_is_replicated_under_load_and_not_before() -> None:
     system = "you are helpful " * 1_000
 
     def ask(n: int, now_s: float) -> Lease:
-        return router.lease(chat(system, "", f"{n:08x}" * 200), now_s=now_s)
+        return router.lease(router.read(chat(system, "", f"{n:08x}" * 200)), now_s=now_s)
 
     calm = []
     for n in range(20):
@@ -537,7 +537,7 @@ def test_cold_prompts_one_after_the_other_are_spread_over_equals(speed: float) -
     router, noise = make_router(8), Random(1)
     leases = []
     for n in range(400):
-        with router.lease(unlike(n), now_s=float(n)) as lease:
+        with router.lease(router.read(unlike(n)), now_s=float(n)) as lease:
             took_s = lease.decision.candidate.work / speed * noise.uniform(0.8, 1.2)
             lease.first_byte(n + took_s, learn=True)
             leases.append(lease)
@@ -553,7 +553,7 @@ def test_an_instance_ten_times_slower_gets_little_and_is_not_given_up() -> None:
     found = Counter[int]()
     now_s = 0.0
     for round_number in range(20):
-        leases = [router.lease(unlike(100 * round_number + n), now_s=now_s) for n in range(24)]
+        leases = [router.lease(router.read(unlike(100 * round_number + n)), now_s=now_s) for n in range(24)]
         free_s = dict.fromkeys(speeds, now_s)
         for lease in leases:
             slot = lease.instance.slot
