@@ -25,10 +25,12 @@ from benchmarks.bodies import make_body, make_text
 from benchmarks.tables import markdown
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Instance
+from prefixroute.core.held import HoldConstants
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policy import Candidate, Decision, Facts
 from prefixroute.core.prompt import Api, Prompt, read_prompt
-from prefixroute.core.router import Lease, Router
+from prefixroute.core.request import Request
+from prefixroute.core.router import Lease, Router, Sampling
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,7 +50,7 @@ STEPS = (
     "match and facts",
     "pick",
     "record and begin",
-    "end",
+    "report and end",
     "**whole, less loads**",
 )
 
@@ -80,7 +82,7 @@ def make_bench(body_bytes: int, n_instances: int) -> Bench:
     rng = Random(SEED)
     hasher = BlockHasher(BLOCK_TOKENS, rng.getrandbits(64))
     instances = [Instance(f"gpu-{slot}", f"http://10.0.0.{slot}:8000", slot) for slot in range(n_instances)]
-    router = Router(instances, ExpectedLatency(), hasher, rng)
+    router = Router(instances, ExpectedLatency(), hasher, rng, hold=HoldConstants(), sampling=Sampling())
     for instance in instances:
         router.fleet.probe_passed(instance.name)
     system_prompts = [make_text(body_bytes // 4, rng) for _ in range(N_SYSTEM_PROMPTS)]
@@ -127,39 +129,41 @@ def timed_us(step: Callable[[T], R], items: Sequence[T]) -> tuple[float, list[R]
 
 def one_round(bench: Bench) -> list[float]:
     """µs of each of `STEPS`."""
-    router, hasher = bench.router, bench.hasher
+    router = bench.router
 
     def read(body: bytes) -> Prompt:
         return read_prompt(Api.CHAT, body)
 
-    def chain(prompt: Prompt) -> list[int]:
-        return hasher.chain(prompt.scope, prompt.key)
+    def facts(request: Request) -> tuple[Facts, list[Candidate]]:
+        return router._facts(request, NOW_S, ())
 
-    def facts(prompt: Prompt) -> tuple[Facts, list[int], list[Candidate]]:
-        return router._facts(prompt, NOW_S, ())
+    def pick(known: tuple[Facts, list[Candidate]]) -> Decision:
+        return router._pick(*known)
 
-    def pick(known: tuple[Facts, list[int], list[Candidate]]) -> Decision:
-        return router._pick(known[0], known[2])
-
-    def take(decided: tuple[Facts, list[int], Decision]) -> Lease:
+    def take(decided: tuple[Request, Facts, Sequence[Candidate], Decision]) -> Lease:
         return router._take(*decided)
 
+    def end(lease: Lease) -> None:
+        lease.reported(lease.decision.candidate.matched_tokens, lease.request.n_tokens)
+        lease.end()
+
     def whole(body: bytes) -> Lease:
-        with router.lease(router.read(read_prompt(Api.CHAT, body)), now_s=NOW_S) as lease:
-            return lease
+        lease = router.lease(router.read(read_prompt(Api.CHAT, body)), now_s=NOW_S)
+        end(lease)
+        return lease
 
     loads_us, _ = timed_us(orjson.loads, bench.bodies)
     read_us, prompts = timed_us(read, bench.bodies)
-    chain_us, _ = timed_us(chain, prompts)
-    facts_us, known = timed_us(facts, prompts)
+    chain_us, requests = timed_us(router.read, prompts)
+    facts_us, known = timed_us(facts, requests)
     pick_us, decisions = timed_us(pick, known)
-    decided = [(facts, chain, decision) for (facts, chain, _), decision in zip(known, decisions, strict=True)]
+    decided = [(r, *facts, decision) for r, facts, decision in zip(requests, known, decisions, strict=True)]
     take_us, leases = timed_us(take, decided)
-    end_us, _ = timed_us(Lease.end, leases)
+    end_us, _ = timed_us(end, leases)
     bench.settle(leases)
     whole_us, leases = timed_us(whole, bench.bodies)
     bench.settle(leases)
-    return [loads_us, read_us - loads_us, chain_us, facts_us - chain_us, pick_us, take_us, end_us, whole_us - loads_us]
+    return [loads_us, read_us - loads_us, chain_us, facts_us, pick_us, take_us, end_us, whole_us - loads_us]
 
 
 def measured_us(bench: Bench, n_rounds: int) -> list[float]:

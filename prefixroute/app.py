@@ -7,26 +7,44 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from random import Random
-from typing import Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from prefixroute import __version__
 from prefixroute.config import api_key
-from prefixroute.config.settings import RoutingSettings, Settings, Table
+from prefixroute.config.settings import (
+    KvEventsSettings,
+    RecordingSettings,
+    RoutingSettings,
+    Settings,
+    Strategy,
+    Table,
+)
 from prefixroute.core.blocks import BlockHasher
+from prefixroute.core.exact import ExactIndex
 from prefixroute.core.fleet import HealthConstants, Instance
+from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
+from prefixroute.core.policies.kv_aware import KvAware
 from prefixroute.core.policies.prefix_aware import PrefixAware
 from prefixroute.core.policies.session import SessionPolicy
 from prefixroute.core.policy import Policy
-from prefixroute.core.router import Router
+from prefixroute.core.prompt import Prompt
+from prefixroute.core.router import Router, Sampling
+from prefixroute.core.shadow import Shadow, Shadows
+from prefixroute.drift import tell_drift
 from prefixroute.errors import ConfigError
+from prefixroute.exact_tokens.service import ExactTokens, State
+from prefixroute.exact_tokens.setup import make_exact_tokens, make_verifier
+from prefixroute.exact_tokens.verify import Verifier
 from prefixroute.http.admin import Admin
+from prefixroute.http.decisions import Decisions
 from prefixroute.http.exchange import Exchanges
 from prefixroute.http.holding import Holding
 from prefixroute.http.proxy import Proxy
@@ -34,12 +52,18 @@ from prefixroute.http.retry import RetryBudget
 from prefixroute.http.routes import plain_path, route_of
 from prefixroute.http.server import FrontServer, address, has_fast_parser, listen
 from prefixroute.http.stored import StoredResponses
+from prefixroute.http.tokenize import post
 from prefixroute.http.upstream import AiohttpUpstream
 from prefixroute.http.waiting import WaitingRoom
+from prefixroute.instance_facts import EventSource
 from prefixroute.logs import access_log
-from prefixroute.metrics import Metrics
+from prefixroute.metrics import Metrics, TokenFacts
 from prefixroute.prober import Prober
 from prefixroute.record import RequestRecord
+from prefixroute.recording.recorder import Recorder, start_recorder
+
+if TYPE_CHECKING:
+    from prefixroute.kv_events.service import KvEvents
 
 _log = logging.getLogger(__name__)
 _access = logging.getLogger("prefixroute.access")
@@ -66,9 +90,19 @@ class App:
         self.admin_port: int | None = None
         self._clock = clock
         self._n_faults_told = 0
+        self.recorder: Recorder | None = None
+        """While it serves, and as configured."""
         keys = {i.name: key for i in settings.fleet.instances if (key := api_key(i, environ)) is not None}
-        self.router = make_router(settings)
+        self.exact: ExactIndex | None = None
+        """What instances say they hold, when any of them has KV events."""
+        if any(i.kv_events != "off" for i in settings.fleet.instances):
+            self.exact = ExactIndex(secrets.randbits(64), settings.limits.exact_index_bytes)
+        self.router = make_router(settings, exact=self.exact)
         self.metrics = Metrics(self.router, strategy=settings.routing.strategy, clock=clock)
+        self._kv_events: KvEvents | None = None
+        if self.exact is not None:
+            self.metrics.exact = self.exact
+            self._kv_events = make_kv_events(settings, self.exact, self.router.fleet.instances)
         self._waiting = WaitingRoom(
             self.router,
             wait_s=settings.limits.wait_for_instance_s,
@@ -77,6 +111,7 @@ class App:
         )
         self.metrics.waiting = lambda: len(self._waiting)
         self._stored = StoredResponses(settings.limits.max_stored_responses)
+        self._decisions = Decisions(settings.limits.max_decisions)
         self._upstream = AiohttpUpstream(
             connect_timeout_s=settings.upstream.connect_timeout_s,
             first_byte_timeout_s=settings.upstream.first_byte_timeout_s,
@@ -90,10 +125,23 @@ class App:
             settings.fleet.health,
             api_keys=keys,
             known_capacity=[i.name for i in settings.fleet.instances if i.capacity_tokens is not None],
+            asks_events=[i.name for i in settings.fleet.instances if i.kv_events == "auto"],
             on_change=self._waiting.wake,
             on_probe=self.metrics.probed,
+            on_emptied=self._cache_emptied,
+            on_events=self._told_events,
             clock=clock,
         )
+        self._tokens = make_exact_tokens(settings.tokenizer)
+        self._verifier: Verifier | None = None
+        if self._tokens is not None:
+            self._verifier = make_verifier(
+                settings.tokenizer,
+                self._tokens,
+                lambda model: self.router.fleet.candidates(model, clock()),
+                partial(post, self._upstream),
+            )
+            self.metrics.exact_tokens = partial(_token_facts, self._tokens, self._verifier)
         self.proxy = Proxy(
             Exchanges(
                 router=self.router,
@@ -101,16 +149,19 @@ class App:
                 waiting=self._waiting,
                 holding=Holding(self.router, clock),
                 stored=self._stored,
+                decisions=self._decisions,
                 budget=RetryBudget(settings.retry.budget_ratio),
                 clock=clock,
                 max_attempts=settings.retry.max_attempts,
                 repeat_unanswered=settings.retry.unanswered == "inference",
                 tell_decision=settings.response_headers,
+                exact_tokens=self._tokens,
             ),
             max_body_bytes=settings.limits.max_body_bytes,
             engine_control_open=settings.engine_control == "allow",
             session_header=settings.routing.session.header,
             on_record=self._on_record,
+            on_served=None if settings.recording is None else self._on_served,
         )
 
     @property
@@ -140,6 +191,7 @@ class App:
             f"PrefixRoute {__version__}: {settings.routing.strategy} over {n} instance{'s' if n != 1 else ''}",
             f"  requests  {self.url}",
             f"  metrics   {self.admin_url}/metrics" if self.admin_url else "  metrics   off (admin: null)",
+            *([f"  recording {settings.recording.path}"] if settings.recording is not None else []),
             *(f"  instance  {i.name:{width}}  {i.url}" for i in settings.fleet.instances),
         ]
 
@@ -151,6 +203,7 @@ class App:
             "strategy": settings.routing.strategy,
             "requests": self.url,
             "metrics": f"{self.admin_url}/metrics" if self.admin_url else None,
+            "recording": settings.recording.path if settings.recording is not None else None,
             "instances": [{"name": i.name, "url": i.url} for i in settings.fleet.instances],
         }
 
@@ -158,6 +211,8 @@ class App:
         self.metrics.record(record)
         if self.settings.log.access:
             access_log(record, _access, self.router.fleet.knows_model)
+        for slot, one in self.router.audit.feedback.take_changed():
+            tell_drift(self.router.fleet.instances[slot].name, one)
         if self.router.n_policy_faults > self._n_faults_told:
             # The first, then ever more rarely: every request may be one.
             self._n_faults_told = 2 * self.router.n_policy_faults
@@ -168,13 +223,36 @@ class App:
                 exc_info=self.router.last_policy_fault,
             )
 
+    def _cache_emptied(self, name: str, started_s: float | None) -> None:
+        if self._kv_events is not None:
+            self._kv_events.emptied(name, started_s)
+
+    def _told_events(self, name: str, sources: Sequence[EventSource]) -> None:
+        if self._kv_events is not None:
+            self._kv_events.told_sources(name, sources)
+
+    def _on_served(self, record: RequestRecord, prompt: Prompt) -> None:
+        if self.recorder is not None:
+            self.recorder.record(record, prompt)
+
+    def _start_recorder(self, settings: RecordingSettings) -> Recorder:
+        recorder = start_recorder(settings, clock=self._clock, knows_model=self.router.fleet.knows_model)
+        self.metrics.recorded = recorder.counts
+        return recorder
+
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         settings = self.settings
         if not has_fast_parser():
             _log.warning("aiohttp's compiled parser is missing: requests are parsed slower and less strictly")
+        if settings.routing.strategy == "kv_aware" and self.exact is None:
+            _log.warning("strategy kv_aware knows nothing: no instance has kv_events (docs/kv-events.md); load decides")
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._upstream.close)
+            if settings.recording is not None:
+                self.recorder = self._start_recorder(settings.recording)
+                # After the last request; not on the loop, because it may wait for the disk.
+                stack.push_async_callback(asyncio.to_thread, self.recorder.close)
             front = FrontServer(self.proxy.handle, max_header_bytes=settings.limits.max_header_bytes)
             server, self.port = await listen(front, settings.listen.host, settings.listen.port)
             transports: list[asyncio.Transport] = []
@@ -187,6 +265,12 @@ class App:
                 stack.push_async_callback(admin.shutdown, _GRACE_S)
                 stack.callback(admin_server.close)
             await stack.enter_async_context(_background(self._prober.run(), "prober"))
+            if self._kv_events is not None:
+                await stack.enter_async_context(_background(self._kv_events.run(), "KV events"))
+            if self._tokens is not None:
+                await stack.enter_async_context(_background(self._tokens.run(), "exact tokens"))
+            if self._verifier is not None and settings.tokenizer.verify:
+                await stack.enter_async_context(_background(self._verifier.run(), "verifier of exact tokens"))
             try:
                 yield
             finally:
@@ -221,6 +305,7 @@ class App:
             classify=lambda path: route_of(plain_path(path)).api,
             is_stopping=lambda: self.stopping,
             stored=self._stored,
+            decisions=self._decisions,
             on_change=self._waiting.wake,
             session_header=self.settings.routing.session.header,
             max_body_bytes=self.settings.limits.max_body_bytes,
@@ -241,10 +326,11 @@ async def running(
         yield app
 
 
-def make_router(settings: Settings, rng: Random | None = None) -> Router:
+def make_router(settings: Settings, rng: Random | None = None, exact: ExactIndex | None = None) -> Router:
     """The deciding part, as configured. Raises ConfigError when a custom policy cannot be made."""
     routing = settings.routing
     seed = secrets.randbits(64) if routing.hash_seed is None else routing.hash_seed
+    is_ours = routing.strategy == "expected_latency"
     return Router(
         [
             Instance(i.name, i.url, slot, frozenset(i.models) if i.models is not None else None)
@@ -256,16 +342,32 @@ def make_router(settings: Settings, rng: Random | None = None) -> Router:
         index_bytes=settings.limits.index_bytes,
         load_constants=constants(LoadConstants, routing.expected_latency),
         health=constants(HealthConstants, settings.fleet.health),
-        # Other strategies are others' rules, which know no such thing.
-        hold=constants(HoldConstants, routing.expected_latency) if routing.strategy == "expected_latency" else None,
+        guard=constants(GuardConstants, routing.expected_latency),
+        # Other strategies are others' rules, which know none of the following.
+        hold=constants(HoldConstants, routing.expected_latency)
+        if is_ours and routing.expected_latency.max_held
+        else None,
+        sampling=constants(Sampling, routing.expected_latency) if is_ours else None,
+        shadows=make_shadows(routing, seed),
+        exact=exact,
         default_capacity_tokens=routing.default_capacity_tokens,
         capacities={i.name: i.capacity_tokens for i in settings.fleet.instances if i.capacity_tokens is not None},
     )
 
 
-def make_policy(routing: RoutingSettings, seed: int) -> Policy:
-    """The configured strategy's policy. Raises ConfigError when a custom one cannot be made."""
-    match routing.strategy:
+def make_shadows(routing: RoutingSettings, seed: int) -> Shadows | None:
+    """The strategies that only watch; None: there are none."""
+    if not routing.shadow:
+        return None
+    judge = ExpectedLatency(constants(LatencyConstants, routing.expected_latency))
+    shadows = [Shadow(strategy, make_policy(routing, seed, strategy)) for strategy in routing.shadow]
+    return Shadows(shadows, judge, Random(seed))
+
+
+def make_policy(routing: RoutingSettings, seed: int, strategy: Strategy | None = None) -> Policy:
+    """The policy of a strategy (the configured one). Raises ConfigError when a custom one cannot be made."""
+    strategy = strategy or routing.strategy
+    match strategy:
         case "random":
             return RandomPolicy()
         case "round_robin":
@@ -279,10 +381,29 @@ def make_policy(routing: RoutingSettings, seed: int) -> Policy:
             return SessionPolicy(routing.session.bounded_load, seed)
         case "expected_latency":
             return ExpectedLatency(constants(LatencyConstants, routing.expected_latency))
+        case "kv_aware":
+            return KvAware(routing.kv_aware.concurrency_threshold)
         case "custom":
             return _custom_policy(routing.custom.factory or "", routing.custom.options)
         case _:
-            assert_never(routing.strategy)
+            assert_never(strategy)
+
+
+def make_kv_events(settings: Settings, index: ExactIndex, instances: Sequence[Instance]) -> "KvEvents":
+    """What keeps `index` true to the instances. Raises ConfigError where the extra is not installed."""
+    try:
+        from prefixroute.kv_events.service import KvEvents
+        from prefixroute.kv_events.sources import configured
+    except ModuleNotFoundError as error:
+        if error.name not in ("zmq", "msgspec"):
+            raise
+        raise ConfigError(
+            f"fleet.instances: kv_events needs {error.name}, which is not installed "
+            "(pip install 'prefixroute[kv-events]')"
+        ) from error
+    of = {i.name: i.kv_events for i in settings.fleet.instances}
+    addresses = {name: [configured(table)] for name, table in of.items() if isinstance(table, KvEventsSettings)}
+    return KvEvents(index, instances, addresses)
 
 
 def constants(kind: Callable[..., T], table: Table) -> T:
@@ -303,6 +424,16 @@ def _custom_policy(factory: str, options: Mapping[str, Any]) -> Policy:
         raise ConfigError(f"{where}: {factory} made no policy (it needs the methods pick and record)")
     made: Policy = policy
     return made
+
+
+def _token_facts(tokens: ExactTokens, verifier: Verifier) -> TokenFacts:
+    return TokenFacts(
+        state=tokens.state.value,
+        states=[state.value for state in State],
+        outcomes={outcome.value: n for outcome, n in tokens.outcomes.items()},
+        verdicts={verdict.value: n for verdict, n in verifier.verdicts.items()},
+        checks={"agreed": tokens.n_checks - tokens.n_check_faults, "differed": tokens.n_check_faults},
+    )
 
 
 @asynccontextmanager

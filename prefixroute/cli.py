@@ -91,6 +91,10 @@ def serve(
     strategy: Annotated[str | None, typer.Option(help="How an instance is picked.", show_default=False)] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json.", show_default=False)] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Record requests there, as hashes and lengths.", show_default=False),
+    ] = None,
 ) -> None:
     """Route requests to model servers, until stopped by SIGTERM or Ctrl-C."""
     from prefixroute.app import running
@@ -108,6 +112,7 @@ def serve(
             ("routing", "strategy"): strategy,
             ("log", "format"): log_format,
             ("log", "level"): log_level,
+            ("recording", "path"): record,
         },
     )
     require_instances(settings)
@@ -192,7 +197,10 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 @app.command()
 def explain(
-    body: Annotated[Path, typer.Argument(help="File with a request body (JSON); - for standard input.")],
+    body: Annotated[
+        Path | None,
+        typer.Argument(help="File with a request body (JSON); - for standard input.", show_default=False),
+    ] = None,
     admin: Annotated[str, typer.Option(help="Admin URL of a running router.")] = "http://127.0.0.1:9190",
     path: Annotated[
         str | None, typer.Option(help="Path the body would be sent to; guessed from its shape.", show_default=False)
@@ -201,20 +209,27 @@ def explain(
         list[str] | None,
         typer.Option(help="Header of the request that decides too, such as 'x-session-id: 7'.", show_default=False),
     ] = None,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Instead: why the hit rate is what it is. Takes no body.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The answer as it came.")] = False,
 ) -> None:
     """Ask a running router where a request would go, and why. Nothing is sent to any instance."""
     from rich.console import Console
 
-    from prefixroute.explain import ask, show
+    from prefixroute.explain import ask, ask_ladder, show, show_ladder
 
-    content = sys.stdin.buffer.read() if str(body) == "-" else _read(body)
-    headers = dict(_header(text) for text in header or [])
-    answer = ask(admin, content, path=path, headers=headers)
+    if ladder == (body is not None):
+        raise ConfigError("explain takes a BODY or --ladder, and not both")
+    if body is None:
+        answer = ask_ladder(admin)
+    else:
+        content = sys.stdin.buffer.read() if str(body) == "-" else _read(body)
+        answer = ask(admin, content, path=path, headers=dict(_header(text) for text in header or []))
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     else:
-        show(answer, Console())
+        (show_ladder if ladder else show)(answer, Console())
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -304,7 +319,10 @@ def demo_server(
 
 @app.command()
 def replay(
-    trace: Annotated[Path, typer.Option(metavar="FILE", help="Trace in Mooncake's format (JSON lines).")],
+    trace: Annotated[
+        list[Path],
+        typer.Option(metavar="FILE", help="Recording, or trace in Mooncake's format; several recordings are joined."),
+    ],
     target: Annotated[str, typer.Option(metavar="URL", help="Any OpenAI-compatible server, without /v1.")],
     requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many.", show_default=False)] = None,
     speed: Annotated[float, typer.Option(min=0.001, max=10_000, help="Divides the times of the trace.")] = 1.0,
@@ -320,11 +338,11 @@ def replay(
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Play a trace of real traffic against a server and measure it."""
+    """Play a recording or a trace of real traffic against a server and measure it."""
     from prefixroute.sim.replay import ReplayOptions, run_replay
 
     options = ReplayOptions(
-        trace=trace,
+        traces=trace,
         target=target,
         n_requests=requests,
         speed=speed,
@@ -335,3 +353,75 @@ def replay(
         api_key_env=api_key_env,
     )
     raise typer.Exit(run_replay(options))
+
+
+@app.command()
+def simulate(
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRACE…",
+            help="Recordings or traces in Mooncake's format, or chat, rag, toolagent, noshare, heldout.",
+        ),
+    ],
+    strategies: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="Strategies to compare, with or without parameters (name:key=value); or all."),
+    ] = "random,round_robin,least_outstanding_requests,prefix_aware,expected_latency",
+    instances: Annotated[str, typer.Option(metavar="N", help="How many; several fleets with commas between.")] = "8",
+    load: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X",
+            help="1.0 is where random spreading makes the p90 of TTFT three times that of idle servers. [default: 1.0]",
+            show_default=False,
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="X", help="Requests per second, instead of --load.", show_default=False)
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many at most.")] = 12_000,
+    seeds: Annotated[str, typer.Option(metavar="A,B-C", help="The mean of their runs is shown.")] = "0",
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="X", help="Speed of the first instance, such as 0.4; or i3=0.4.", show_default=False),
+    ] = None,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="I@S", help="i0@120: dies after 120 s, and is back 60 s later; i0@120:30: 30 s.", show_default=False
+        ),
+    ] = None,
+    kv_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Tokens in the KV cache of each.")] = 400_000,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=1_024, help="Processes; as many as processors.", show_default=False)
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the rates of load 1.0 there.", show_default=False)
+    ] = None,
+    json_file: JsonOption = None,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the figures there (.svg or .png).", show_default=False)
+    ] = None,
+) -> None:
+    """Compare strategies on virtual time: the router's own code before simulated servers. Needs no GPU."""
+    from prefixroute.sim.command import run_simulate
+    from prefixroute.sim.options import SimulateOptions
+
+    options = SimulateOptions(
+        traces=traces,
+        strategies=strategies,
+        instances=instances,
+        load=load,
+        rate=rate,
+        seeds=seeds,
+        slow=slow or (),
+        kill=kill or (),
+        n_requests=requests,
+        kv_tokens=kv_tokens,
+        n_processes=jobs,
+        json_path=json_file,
+        chart_path=chart,
+        calibration_path=calibration,
+    )
+    raise typer.Exit(run_simulate(options))

@@ -1,4 +1,4 @@
-"""What an instance tells of itself: its model list, and vLLM's metrics in Prometheus text.
+"""What an instance tells of itself: its model list, vLLM's metrics in Prometheus text, where its KV events are.
 
 Pure and tolerant: whatever cannot be understood is unknown, which is None and never 0. Linear in the text.
 """
@@ -8,11 +8,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import orjson
 
 # One engine has one line of each kind; several engines behind one address have one each.
 _MAX_LINES = 1000
+# Data-parallel ranks of one instance.
+_MAX_SOURCES = 64
 # Searched for behind `{` or `,`, so that no other label's end is taken for one of them.
 _KV_TOKENS = re.compile(rb'[{,]kv_cache_size_tokens="([0-9]{1,15})"')
 _N_BLOCKS = re.compile(rb'[{,]num_gpu_blocks="([0-9]{1,15})"')
@@ -28,6 +31,45 @@ class InstanceFacts:
     started_s: float | None = None
     """When the process started, by the instance's wall clock."""
     asleep: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """A publisher of KV events, in its own words: `*` stands for all addresses of its machine."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+
+
+def read_event_sources(body: bytes) -> tuple[EventSource, ...] | None:
+    """Publishers in an answer to `/kv_event_sources`, one for each data-parallel rank; None when it is none.
+
+    vLLM has written them as a list, as `{"sources": list}` and as a map by rank.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(document, dict) and "sources" in document:
+        document = document["sources"]
+    listed = list(document.values()) if isinstance(document, dict) else document
+    if not isinstance(listed, list):
+        return None
+    sources = [_event_source(entry) for entry in listed[:_MAX_SOURCES]]
+    return tuple(source for source in sources if source is not None)
+
+
+def _event_source(entry: Any) -> EventSource | None:
+    if not isinstance(entry, dict):
+        return None
+    endpoint, replay, topic = (entry.get(name) for name in ("endpoint", "replay_endpoint", "topic"))
+    # Not a transport within the other process.
+    if not isinstance(endpoint, str) or not endpoint.startswith(("tcp://", "ipc://")):
+        return None
+    return EventSource(
+        endpoint, replay if isinstance(replay, str) and replay else None, topic if isinstance(topic, str) else ""
+    )
 
 
 def read_models(body: bytes) -> frozenset[str] | None:

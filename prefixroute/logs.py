@@ -85,6 +85,7 @@ def access_log(record: RequestRecord, logger: logging.Logger, knows_model: Calla
         "ttft_ms": _ms(record.ttft_s),
         "duration_ms": _ms(record.duration_s),
         "waited_ms": _ms(record.waited_s) if record.waited_s else None,
+        "held_ms": _ms(record.held_s) if record.held_s else None,
         "body_bytes": record.body_bytes,
         "answer_bytes": record.answer_bytes,
     }

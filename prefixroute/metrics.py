@@ -12,8 +12,9 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -22,6 +23,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from prefixroute import __version__
+from prefixroute.core.exact import ExactIndex, Trust
+from prefixroute.core.feedback import Prediction
 from prefixroute.core.fleet import ProbeFailure, State
 from prefixroute.core.policy import Reason
 from prefixroute.core.prompt import NoKeyCause
@@ -44,19 +47,26 @@ MAX_CLOSED = 256
 
 NONE = "none"
 OTHER = "other"
+# Fields of `exact.Counts` that count events.
+EVENTS = ("stored", "removed", "cleared", "ignored", "unknown")
 PROBE_OUTCOMES = ("passed", *(failure.value for failure in ProbeFailure), "not_sent")
 
 
 class Metrics:
     """Counts finished requests and shows them, and the router's facts, to Prometheus.
 
-    `waiting` may be set: how many requests are held because nobody can take them.
+    `waiting` may be set: how many requests are held because nobody can take them. So may `recorded`: how many requests
+    were recorded and how many were not, by outcome. `exact_tokens`: facts of the tokenizer, if it is in use.
     """
 
     def __init__(
         self, router: Router, *, strategy: str, version: str = __version__, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.waiting: Callable[[], int] = lambda: 0
+        self.recorded: Callable[[], Mapping[str, int]] = dict
+        self.exact: ExactIndex | None = None
+        """What instances say they hold, when any of them has KV events."""
+        self.exact_tokens: Callable[[], TokenFacts] = TokenFacts
         self._router = router
         self._clock = clock
         self._build = (version, strategy)
@@ -70,6 +80,7 @@ class Metrics:
         self._durations: dict[str, _Histogram] = {}
         self._first_bytes: dict[tuple[str, str], _Histogram] = {}
         self._decision_times = _Histogram(DECISION_BUCKETS_S)
+        self._held_times = _Histogram(TIME_BUCKETS_S)
         self._decisions = dict.fromkeys(Reason, 0)
         self._attempts = dict.fromkeys(AttemptOutcome, 0)
         self._no_key = dict.fromkeys(NoKeyCause, 0)
@@ -97,6 +108,8 @@ class Metrics:
             first_bytes.observe(record.ttft_s)
         if record.decision_s is not None:
             self._decision_times.observe(record.decision_s)
+        if record.held_s:
+            self._held_times.observe(record.held_s)
         if record.reason is not None:
             self._decisions[record.reason] += 1
             self._prompt_tokens += record.prompt_tokens
@@ -156,14 +169,62 @@ class Metrics:
 
     def snapshot(self) -> Collector:
         """Everything as it is now, for `encode`; later counting does not show in it."""
-        return _Snapshot([*self._request_families(), *self._router_families(), *self._other_families()], self._process)
+        families = (self._request_families(), self._router_families(), self._audit_families(), self._other_families())
+        return _Snapshot(list(chain.from_iterable(families)), self._process)
 
     def _other_families(self) -> Iterator[Metric]:
         yield _gauge("build_info", "Always 1; the labels tell.", ("version", "strategy"), [(self._build, 1)])
         yield _counter("probes", "Health probes by outcome.", ("upstream", "outcome"), self._probes.items())
-        # Nothing subscribes to events yet: declared, so that dashboards find them.
-        yield _counter("kv_events", "KV-cache events received.", ("upstream", "event"), ())
-        yield _gauge("kv_events_lag_seconds", "Age of the last KV-cache event when applied.", ("upstream",), ())
+        recorded = [((outcome,), n) for outcome, n in self.recorded().items()]
+        yield _counter("recorded_requests", "Requests recorded: written, dropped, failed.", ("outcome",), recorded)
+        yield from self._token_families()
+        yield from self._event_families()
+
+    def _event_families(self) -> Iterator[Metric]:
+        exact = self.exact
+        events, states, blocks, orphans, gaps, restarts, undecodable, lags = [], [], [], [], [], [], [], []
+        for instance in self._router.fleet.instances:
+            if exact is None:
+                break
+            name, slot = instance.name, instance.slot
+            trust, counts = exact.trust(slot), exact.counts(slot)
+            states += [((name, one.value), int(one is trust)) for one in Trust]
+            if trust is Trust.OFF:
+                continue
+            events += [((name, kind), getattr(counts, kind)) for kind in EVENTS]
+            blocks.append(((name,), exact.n_blocks(slot)))
+            orphans.append(((name,), counts.orphan_blocks))
+            gaps.append(((name,), counts.gaps))
+            restarts.append(((name,), counts.restarts))
+            undecodable.append(((name,), counts.undecodable))
+            if counts.lag_s is not None:
+                lags.append(((name,), counts.lag_s))
+        upstream = ("upstream",)
+        yield _counter("kv_events", "KV-cache events received.", ("upstream", "event"), events)
+        yield _gauge("kv_events_state", "1 for how far KV-cache events are believed.", ("upstream", "state"), states)
+        yield _gauge("kv_events_lag_seconds", "Age of the last KV-cache event when applied.", upstream, lags)
+        yield _counter("kv_events_gaps", "Times that messages with KV-cache events were missing.", upstream, gaps)
+        yield _counter("kv_events_restarts", "Times that an instance published anew.", upstream, restarts)
+        yield _counter("kv_events_undecodable", "Messages and KV-cache events not understood.", upstream, undecodable)
+        yield _counter("kv_events_orphan_blocks", "Blocks stored whose place is not known.", upstream, orphans)
+        yield _gauge("exact_index_blocks", "Blocks the instance said it holds.", upstream, blocks)
+        size = 0 if exact is None else exact.n_bytes
+        yield _gauge("exact_index_bytes", "Memory of what instances said, estimated.", (), [((), size)])
+
+    def _token_families(self) -> Iterator[Metric]:
+        facts = self.exact_tokens()
+        yield _gauge(
+            "exact_tokens_state",
+            "1 for the state of exact tokens; they are used in the state exact only.",
+            ("state",),
+            [((state,), int(state == facts.state)) for state in facts.states],
+        )
+        for name, help_text, counts in (
+            ("exact_tokens", "Prompts with a key by what came of their exact tokens.", facts.outcomes),
+            ("exact_tokens_probes", "Probes tokenized here and by an instance.", facts.verdicts),
+            ("exact_tokens_checks", "Live prompts encoded a second way.", facts.checks),
+        ):
+            yield _counter(name, help_text, ("outcome",), [((outcome,), n) for outcome, n in counts.items()])
 
     def _request_families(self) -> Iterator[Metric]:
         yield _counter(
@@ -189,6 +250,12 @@ class Metrics:
             "Time the last decision of a request took: match, pick, record.",
             (),
             [((), self._decision_times)],
+        )
+        yield _histogram(
+            "held_seconds",
+            "How long requests were held because their instance was busy; those that were not are not in it.",
+            (),
+            [((), self._held_times)],
         )
         yield _counter("decisions", "Last decision of each request, by reason.", ("reason",), _by(self._decisions))
         yield _counter("attempts", "Attempts on instances by outcome.", ("outcome",), _by(self._attempts))
@@ -226,6 +293,7 @@ class Metrics:
             states += [((name, one.value), int(one is state.state)) for one in State]
             states.append(((name, "draining"), int(state.draining)))
         upstream = ("upstream",)
+        weight = router.load.guard.weight
         yield _gauge("in_flight", "Requests on the instance now.", upstream, in_flight)
         yield _gauge("pending_prefill_tokens", "Prefill work not yet answered by a first byte.", upstream, pending)
         yield _gauge(
@@ -234,9 +302,62 @@ class Metrics:
         yield _gauge("index_blocks", "Blocks the instance is thought to hold.", upstream, blocks)
         yield _gauge("index_bytes", "Memory of the prefix index, estimated.", (), [((), index.n_bytes)])
         yield _gauge("learned_prefill_tokens_per_second", "Prefill speed learned so far.", upstream, rates)
-        yield _gauge("kv_capacity_tokens", "Size of the KV cache, as told or assumed.", upstream, capacities)
+        yield _gauge("kv_capacity_tokens", "Size of the KV cache, as told, learned or assumed.", upstream, capacities)
+        yield _gauge(
+            "affinity_weight", "What a match counts for: 1, or less while matches bring nothing.", (), [((), weight)]
+        )
         yield _gauge("waiting", "Requests held because nobody can take them.", (), [((), self.waiting())])
+        yield _gauge("held_requests", "Requests held because their instance is busy.", (), [((), len(router.held))])
         yield _counter("policy_faults", "Decisions in which the strategy failed.", (), [((), router.n_policy_faults)])
+
+    def _audit_families(self) -> Iterator[Metric]:
+        audit, upstream = self._router.audit, ("upstream",)
+        fed_back = [(i.name, audit.feedback.of(i.slot)) for i in self._router.fleet.instances]
+        yield _counter(
+            "predicted_cached_tokens",
+            "Prompt tokens predicted to be cached, over answers that report cached tokens.",
+            upstream,
+            [((name,), one.predicted_tokens) for name, one in fed_back],
+        )
+        yield _counter(
+            "reported_cached_tokens",
+            "Of the same answers, tokens reported as cached, scaled to the router's.",
+            upstream,
+            [((name,), one.reported_tokens) for name, one in fed_back],
+        )
+        yield _gauge(
+            "upstream_prediction",
+            "1 for how predictions of cached tokens hold; unknown: too little is reported.",
+            ("upstream", "state"),
+            [((name, state.value), int(one.prediction is state)) for name, one in fed_back for state in Prediction],
+        )
+        yield _counter(
+            "ladder_tokens",
+            "Prompt tokens down the ladder, over answers that report cached tokens.",
+            ("rung",),
+            [((rung,), n) for rung, n in audit.ladder.reported.by_name().items()],
+        )
+        yield _counter(
+            "ladder_unreported_tokens",
+            "The same over answers that report none.",
+            ("rung",),
+            [((rung,), n) for rung, n in audit.ladder.unreported.by_name().items() if rung != "reported"],
+        )
+        shadows = () if audit.shadows is None else audit.shadows.shadows
+        yield _counter(
+            "shadow_decisions",
+            "Decisions with a choice, by whether the shadow strategy chose the same.",
+            ("strategy", "agreement"),
+            [((s.name, word), n) for s in shadows for word, n in (("same", s.n_same), ("different", s.n_different))],
+        )
+        for name, help_text, counts in (
+            ("shadow_worse_seconds", "Expected seconds that its choices cost more.", [s.worse_s for s in shadows]),
+            ("shadow_better_seconds", "Expected seconds that its choices cost less.", [s.better_s for s in shadows]),
+            ("shadow_faults", "Decisions in which the shadow strategy failed.", [s.n_faults for s in shadows]),
+        ):
+            yield _counter(
+                name, help_text, ("strategy",), [((s.name,), n) for s, n in zip(shadows, counts, strict=True)]
+            )
 
 
 def encode(snapshot: Collector, accept: str) -> tuple[bytes, str]:
@@ -246,6 +367,17 @@ def encode(snapshot: Collector, accept: str) -> tuple[bytes, str]:
     except (TypeError, ValueError):  # a version that is no version
         encoder, content_type = choose_encoder("")
     return encoder(snapshot), content_type
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """What is told of exact tokens. `states`: every one there is; counts by outcome, each outcome in them."""
+
+    state: str = "off"
+    states: Sequence[str] = ("off",)
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    checks: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Snapshot(Collector):

@@ -5,8 +5,9 @@
 - 2xx, 429 and refusals of *us* (401, 403, 404, 405) mean that the server lives; the latter are told once. A
   connection that could not be made, silence, and any other answer are failures; what follows from them is the
   fleet's rule, not ours. Failures of this machine (no free socket) are no news about the instance.
-- Besides, once an instance is reachable and then every `LEARN_EVERY_S`: its models, its KV capacity, and whether
-  it restarted or sleeps, which empties its cache. What an answer does not tell stays as it was: unknown is not 0.
+- Besides, once an instance is reachable and then every `LEARN_EVERY_S`: its models, its KV capacity, whether it
+  restarted or sleeps, which empties its cache, and, if wanted, where it publishes KV events. What an answer does
+  not tell stays as it was: unknown is not 0.
 - Every request carries the instance's key, if it has one. Keys are never logged.
 """
 
@@ -15,7 +16,7 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
@@ -28,7 +29,7 @@ from prefixroute import __version__
 from prefixroute.config import HealthSettings
 from prefixroute.core.fleet import Instance, InstanceState, ProbeFailure, State
 from prefixroute.core.router import Router
-from prefixroute.instance_facts import InstanceFacts, read_metrics, read_models
+from prefixroute.instance_facts import EventSource, InstanceFacts, read_event_sources, read_metrics, read_models
 
 LEARN_EVERY_S = 30.0
 MAX_MODELS_BYTES = 1024 * 1024
@@ -63,7 +64,9 @@ class Prober:
 
     `api_keys`: by instance name. `known_capacity`: names whose KV capacity is configured and so not learned.
     `on_change`: called when an instance may have become able to serve. `on_probe(name, outcome)`: after each probe;
-    outcome is `passed`, the value of a `ProbeFailure`, or `not_sent`.
+    outcome is `passed`, the value of a `ProbeFailure`, or `not_sent`. `on_emptied(name, started_s)`: the instance's
+    cache is gone, because it sleeps or, with the time by its own clock, is a new process. `asks_events`: names of
+    instances that are asked where they publish KV events; `on_events` gets their answers.
     """
 
     def __init__(
@@ -73,8 +76,11 @@ class Prober:
         *,
         api_keys: Mapping[str, str] | None = None,
         known_capacity: Collection[str] = (),
+        asks_events: Collection[str] = (),
         on_change: Callable[[], None] = lambda: None,
         on_probe: Callable[[str, str], None] = lambda _name, _outcome: None,
+        on_emptied: Callable[[str, float | None], None] = lambda _name, _started_s: None,
+        on_events: Callable[[str, Sequence[EventSource]], None] = lambda _name, _sources: None,
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
         logger: logging.Logger | None = None,
@@ -85,6 +91,9 @@ class Prober:
         self._known_capacity = frozenset(known_capacity)
         self._on_change = on_change
         self._on_probe = on_probe
+        self._on_emptied = on_emptied
+        self._asks_events = frozenset(asks_events)
+        self._on_events = on_events
         self._clock = clock
         self._rng = rng or Random()
         self._logger = logger or logging.getLogger(__name__)
@@ -169,6 +178,8 @@ class Prober:
             memory.learned_s = self._clock()
             await self._learn_models(instance, memory, state)
             await self._learn_engine(instance, memory)
+            if name in self._asks_events:
+                await self._learn_events(instance, memory)
 
     # ------------------------------------------------------------------ health
 
@@ -228,14 +239,30 @@ class Prober:
         if facts.started_s is not None:
             if memory.started_s is not None and abs(facts.started_s - memory.started_s) > _SAME_START_S:
                 self._router.cache_emptied(name)
+                self._on_emptied(name, facts.started_s)
                 self._log(logging.INFO, name, "has restarted: its cache is taken as empty")
             memory.started_s = facts.started_s
         if facts.asleep is not None:
             if facts.asleep:
                 self._router.cache_emptied(name)
+                self._on_emptied(name, None)
                 if not memory.asleep:
                     self._log(logging.WARNING, name, "sleeps: its cache is taken as empty")
             memory.asleep = facts.asleep
+
+    async def _learn_events(self, instance: Instance, memory: _Memory) -> None:
+        body = await self._ask(instance, memory, "/kv_event_sources", MAX_MODELS_BYTES)
+        sources = read_event_sources(body) if body is not None else None
+        if sources:
+            memory.told.pop("events", None)
+            self._on_events(instance.name, sources)
+        else:
+            self._tell(
+                memory,
+                instance.name,
+                "events",
+                "tells of no KV events: the estimated map serves (start it with --kv-events-config)",
+            )
 
     async def _ask(self, instance: Instance, memory: _Memory, path: str, max_bytes: int) -> bytes | None:
         """Body of a 2xx answer; None for anything else, which is no reason to think worse of the instance."""

@@ -3,10 +3,12 @@
 Holds nothing a client wrote except the request id, which is checked where it comes in: no header, query or prompt.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-from prefixroute.core.policy import Reason
+from prefixroute.core.policy import Candidate, Decision, Reason
 from prefixroute.core.prompt import NoKeyCause
 
 
@@ -53,6 +55,15 @@ class AttemptOutcome(Enum):
     """The client left."""
 
 
+class Decided(NamedTuple):
+    """One decision for a request, and what it was made from."""
+
+    at_s: float
+    """Since the request began."""
+    candidates: Sequence[Candidate]
+    decision: Decision
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """Filled in as the request goes; complete when it is handed on. Times in seconds, sizes in bytes."""
@@ -65,7 +76,7 @@ class RequestRecord:
     began_s: float
     """Monotonic."""
     model: str | None = None
-    """As the request names it: not for labels."""
+    """As the request names it, if not at excessive length: not for labels."""
     outcome: Outcome = Outcome.FAULT
     status: int | None = None
     """What the client was told; None when it left before."""
@@ -94,5 +105,12 @@ class RequestRecord:
     """As the instance reported."""
     reported_prompt_tokens: int | None = None
     """As the instance reported, together with `cached_tokens`."""
+    completion_tokens: int | None = None
+    """As the instance reported."""
+    n_events: int = 0
+    """Events of a streamed answer: about one for each token."""
     no_key: NoKeyCause | None = None
     attempts: list[AttemptOutcome] = field(default_factory=list)
+    decisions: list[Decided] = field(default_factory=list)
+    """Each attempt has one; a repeat on the same instance has none of its own."""
+    is_over: bool = False

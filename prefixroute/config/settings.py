@@ -19,6 +19,7 @@ Strategy = Literal[
     "least_outstanding_requests",
     "prefix_aware",
     "session",
+    "kv_aware",
     "expected_latency",
     "custom",
 ]
@@ -39,6 +40,7 @@ _NAME = re.compile(r"[A-Za-z0-9._:\[\]-]{1,64}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _PATH = re.compile(r"/[!-\"$-~]{0,1023}")
+_ENDPOINT = re.compile(r"tcp://[!-~]+:(?P<port>[0-9]{1,5})|ipc:///[!-~]+")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
@@ -93,6 +95,30 @@ class AdminSettings(_AddressTable):
     port: Port = Field(9190, description="Port of the admin plane; 0 takes a free one.")
 
 
+class KvEventsSettings(Table):
+    endpoint: str = Field(description="Where the instance publishes its KV events: tcp://HOST:PORT or ipc:///PATH.")
+    replay_endpoint: str | None = Field(
+        None, description="Where it repeats events that were missed; null: nowhere, and a gap is not repaired."
+    )
+    topic: str = Field("", description="Topic of its events; empty takes all.")
+    bind: bool = Field(False, description="Whether the instance connects to us: then endpoint is ours to listen on.")
+
+    @field_validator("endpoint", "replay_endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        parts = None if endpoint is None else _ENDPOINT.fullmatch(endpoint)
+        if endpoint is not None and (parts is None or not 0 < int(parts["port"] or 1) < 65_536):
+            raise SettingError("must be off, auto, tcp://HOST:PORT or ipc:///PATH")
+        return endpoint
+
+    @model_validator(mode="after")
+    def _check_reachable(self) -> Self:
+        for name in ("endpoint", "replay_endpoint"):
+            if not (self.bind and name == "endpoint") and (getattr(self, name) or "").startswith("tcp://*:"):
+                raise SettingError("must name a host, not * (or set bind, where the instance connects to us)", name)
+        return self
+
+
 class InstanceSettings(Table):
     url: str = Field(description="Where it listens: http(s)://HOST[:PORT][/BASE], kept without trailing slash.")
     name: str = Field(
@@ -110,6 +136,21 @@ class InstanceSettings(Table):
         None,
         description="Tokens its KV cache holds; null reads its metrics, else routing.default_capacity_tokens.",
     )
+
+    kv_events: Literal["off", "auto"] | KvEventsSettings = Field(
+        "off",
+        description="Its KV events (vLLM): off; auto asks its /kv_event_sources; or an endpoint, alone or in a table.",
+    )
+
+    @field_validator("kv_events", mode="plain")
+    @classmethod
+    def _check_kv_events(cls, value: Any) -> Any:
+        # By hand: a union's errors would name every way in which the value is wrong.
+        if value in ("off", "auto") or isinstance(value, KvEventsSettings):
+            return value
+        if not isinstance(value, str | dict):
+            raise SettingError("must be off, auto, an endpoint, or a table with an endpoint")
+        return KvEventsSettings.model_validate({"endpoint": value} if isinstance(value, str) else value)
 
     @field_validator("url")
     @classmethod
@@ -230,8 +271,8 @@ class ExpectedLatencySettings(Table):
     affinity_backlog_tokens: Positive = Field(
         16_000.0, description="Mean pending prefill that adds one to that factor."
     )
-    tie_ratio: Ratio = Field(
-        0.05, description="Share of the request's own prefill within which costs are equal; the longest match wins."
+    same_speed_ratio: Ratio = Field(
+        0.05, description="Learned speeds that differ from the fleet's by less count as the fleet's."
     )
     hold_s: Weight = Field(
         0.3, description="Pending prefill, in seconds, above which an instance's further requests are held here."
@@ -240,7 +281,21 @@ class ExpectedLatencySettings(Table):
     hold_age_tokens_per_s: Weight = Field(
         500.0, description="Prefill that a second of being held outweighs when the next is chosen."
     )
-    max_held: int = Field(2_048, ge=0, le=10**6, description="Requests held at most; beyond it the answer is 429.")
+    guard_decay: float = Field(0.99, gt=0, lt=1, description="Weight of older observations of what matches save.")
+    guard_evidence: Positive = Field(
+        20.0, description="Observations, with and without a match, before matches can lose their weight."
+    )
+    guard_kept_ratio: float = Field(
+        0.5, gt=0, le=1, description="Realised share of the promised saving below which matches lose weight."
+    )
+    sample_above: int = Field(
+        32, ge=8, le=10**6, description="Instances above which only some are weighed against each other for a request."
+    )
+    sample_matches: int = Field(4, ge=1, le=1024, description="How many of those have the longest matches.")
+    sample_others: int = Field(4, ge=1, le=1024, description="How many more are drawn by lot.")
+    max_held: int = Field(
+        2_048, ge=0, le=10**6, description="Requests held at most; beyond it the answer is 429. 0: none is ever held."
+    )
 
 
 class PrefixAwareSettings(Table):
@@ -265,6 +320,12 @@ class SessionSettings(Table):
         return header.lower()
 
 
+class KvAwareSettings(Table):
+    concurrency_threshold: int = Field(
+        16, ge=1, le=1024, description="Requests in flight at which an instance is passed over."
+    )
+
+
 class CustomSettings(Table):
     factory: str | None = Field(None, description="package.module:make, called to make the policy.")
     options: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory as they are.")
@@ -279,6 +340,9 @@ class CustomSettings(Table):
 
 class RoutingSettings(Table):
     strategy: Strategy = Field("expected_latency", description="How an instance is picked.")
+    shadow: Annotated[tuple[Strategy, ...], Field(strict=False, max_length=4)] = Field(
+        (), description="Strategies whose choices are only counted and compared, in metrics."
+    )
     hash_seed: int | None = Field(
         None, ge=0, le=2**64 - 1, description="Seed of block hashes; null: random in each process."
     )
@@ -291,19 +355,58 @@ class RoutingSettings(Table):
     )
     prefix_aware: PrefixAwareSettings = Field(PrefixAwareSettings(), description="Settings of prefix_aware.")
     session: SessionSettings = Field(SessionSettings(), description="Settings of session.")
+    kv_aware: KvAwareSettings = Field(KvAwareSettings(), description="Settings of kv_aware.")
     custom: CustomSettings = Field(CustomSettings(), description="Settings of custom.")
 
     @model_validator(mode="after")
     def _check_custom(self) -> Self:
-        if self.strategy == "custom" and self.custom.factory is None:
-            raise SettingError(
-                "is required when routing.strategy is custom (write package.module:make)", "custom", "factory"
-            )
+        if "custom" in (self.strategy, *self.shadow) and self.custom.factory is None:
+            where = "routing.strategy is" if self.strategy == "custom" else "routing.shadow names"
+            raise SettingError(f"is required when {where} custom (write package.module:make)", "custom", "factory")
+        return self
+
+    @model_validator(mode="after")
+    def _check_shadows(self) -> Self:
+        for index, strategy in enumerate(self.shadow):
+            if strategy == self.strategy:
+                raise SettingError("is routing.strategy itself (name another one)", "shadow", index)
+            if strategy in self.shadow[:index]:
+                raise SettingError("is there twice", "shadow", index)
         return self
 
 
 class TokenizerSettings(Table):
-    kind: Literal["bytes"] = Field("bytes", description="How prompts are counted; bytes: UTF-8 bytes / 4.")
+    kind: Literal["bytes", "huggingface"] = Field(
+        "bytes", description="How prompts are counted; bytes: UTF-8 bytes / 4; huggingface: as the engine does."
+    )
+    path: str | None = Field(None, description="Directory of the model's tokenizer, or its tokenizer.json.")
+    chat_template: str | None = Field(None, description="File with the chat template; null: the model's own.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="What the engine was given as --default-chat-template-kwargs."
+    )
+    library: Literal["auto", "tokenizers"] = Field(
+        "auto", description="What encodes; auto: fastokens where a large sample shows it equal, else tokenizers."
+    )
+    models: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = Field(
+        None, description="Models whose tokenizer it is, adapters included; null: every model."
+    )
+    budget_ms: float = Field(
+        50.0, gt=0, le=10_000, description="How long a request may wait for its tokens; then it is routed by bytes."
+    )
+    processes: int = Field(1, ge=1, le=64, description="Processes that tokenize.")
+    cache_bytes: int = Field(
+        64 * 2**20, ge=2**20, le=2**36, description="Memory in each of them for tokens of earlier messages."
+    )
+    check_every: int = Field(256, ge=1, le=10**9, description="Each how many-th prompt is encoded a second way.")
+    verify: bool = Field(True, description="Whether an instance's /tokenize must agree before tokens are used.")
+
+    @model_validator(mode="after")
+    def _check_path(self) -> Self:
+        if self.kind == "huggingface" and self.path is None:
+            raise SettingError(
+                "is required when tokenizer.kind is huggingface (the model's directory, or its tokenizer.json)", "path"
+            )
+        return self
 
 
 class UpstreamSettings(Table):
@@ -341,6 +444,9 @@ class LimitsSettings(Table):
         64 * 2**10, ge=1024, le=2**20, description="Longest header field, and longest request line."
     )
     index_bytes: int = Field(256 * 2**20, ge=2**20, le=2**40, description="Memory of the prefix index.")
+    exact_index_bytes: int = Field(
+        512 * 2**20, ge=2**20, le=2**40, description="Memory of what instances say they hold (KV events)."
+    )
     wait_for_instance_s: SecondsFromZero = Field(
         5.0, description="How long a request waits while no instance is up; then 503."
     )
@@ -348,12 +454,36 @@ class LimitsSettings(Table):
     max_stored_responses: int = Field(
         100_000, ge=0, le=10**7, description="Stored responses whose instance is remembered."
     )
+    max_decisions: int = Field(1000, ge=0, le=10**5, description="Requests whose decisions the admin plane can show.")
 
 
 class LogSettings(Table):
     format: Literal["text", "json"] = Field("text", description="Lines for people or for machines.")
     level: LogLevel = Field("info", description="Least severe level that is written.")
     access: bool = Field(True, description="One line for each request.")
+
+
+class RecordingSettings(Table):
+    path: str = Field(min_length=1, description="File to record to; older ones are kept as PATH.1, PATH.2 and so on.")
+    key_file: str | None = Field(
+        None, description="File with the key of the hashes, made if it is not there; null: PATH.key."
+    )
+    max_file_bytes: int = Field(64 * 2**20, ge=2**20, le=2**40, description="Size at which the next file begins.")
+    n_files: int = Field(8, ge=2, le=1000, description="Files kept, the current one included.")
+    block_tokens: int = Field(128, ge=16, le=4096, description="Prompt tokens that one hash stands for.")
+
+    @field_validator("path", "key_file")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        if path is not None and (not path.isprintable() or path.endswith("/")):
+            raise SettingError("must be the path of a file")
+        return path
+
+    @model_validator(mode="after")
+    def _check_key_file(self) -> Self:
+        if self.key_file == self.path:
+            raise SettingError("must be another file than path", "key_file")
+        return self
 
 
 class Settings(Table):
@@ -369,6 +499,9 @@ class Settings(Table):
         "deny", description="Whether clients reach sleep, cache reset, LoRA loading and profiling."
     )
     log: LogSettings = Field(LogSettings(), description="What is logged, and how.")
+    recording: RecordingSettings | None = Field(
+        None, description="Requests as keyed hashes, lengths and times, for simulate and replay; null: off."
+    )
     response_headers: bool = Field(False, description="Whether answers tell the decision in x-prefixroute-*.")
     drain_timeout_s: SecondsFromZero = Field(
         25.0, description="How long requests in flight may take to end after a stop signal."

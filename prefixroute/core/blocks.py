@@ -4,10 +4,26 @@ A block is the router's unit of matching: `block_tokens` tokens, four bytes of k
 of a block covers everything before it, because its parent's hash seeds it: equal hashes mean equal prefixes.
 """
 
+from collections.abc import Sequence
+
 from xxhash import xxh3_64_intdigest
 
 BYTES_PER_TOKEN = 4
 """UTF-8 text averages about four bytes a token, and a packed token id is four bytes: one unit for both."""
+
+
+def root(scope: bytes, seed: int) -> int:
+    """Where the chains of `scope` begin: the parent of their first block."""
+    return xxh3_64_intdigest(scope, seed)
+
+
+def extend(parent: int, material: bytes, block_bytes: int) -> list[int]:
+    """Hashes of the full blocks of `material` behind `parent`, shallowest first; a rest has none."""
+    chain = []
+    for end in range(block_bytes, len(material) + 1, block_bytes):
+        parent = xxh3_64_intdigest(material[end - block_bytes : end], parent)
+        chain.append(parent)
+    return chain
 
 
 class BlockHasher:
@@ -32,10 +48,16 @@ class BlockHasher:
         `scope` is what must be equal before any prefix may match: model, adapter, salt.
         Prefix property: the chain of a prefix of `material` is a prefix of the chain.
         """
-        size = self._block_bytes
-        parent = xxh3_64_intdigest(scope, self._seed)
-        chain = []
-        for end in range(size, len(material) + 1, size):
-            parent = xxh3_64_intdigest(material[end - size : end], parent)
-            chain.append(parent)
-        return chain
+        return extend(root(scope, self._seed), material, self._block_bytes)
+
+    def rest(self, material: bytes) -> bytes:
+        """What of `material` is behind its last full block."""
+        return material[len(material) - len(material) % self._block_bytes :]
+
+    def continued(self, scope: bytes, chain: Sequence[int], material: bytes) -> list[int]:
+        """`chain`, made under `scope`, and behind it the full blocks of `material`, the rest of its own in front.
+
+        `continued(scope, chain(scope, a), rest(a) + b)` is `chain(scope, a + b)`, at the cost of b.
+        """
+        parent = chain[-1] if chain else root(scope, self._seed)
+        return [*chain, *extend(parent, material, self._block_bytes)]

@@ -108,13 +108,16 @@ def completions_key(body: dict[str, Any]) -> tuple[bytes, int]:
     return _texts_or_ids(body.get("prompt"))
 
 
+# Where completions and generate bodies have their prompt; the first that is there counts.
+PROMPT_FIELDS = ("token_ids", "input_ids", "prompt", "inputs", "text")
+
 # More than any model takes in; each costs a digest.
 _MAX_IMAGES = 1024
 
 
 def generate_key(body: dict[str, Any]) -> tuple[bytes, int]:
     """Key and prompt tokens of the `/generate` bodies of vLLM, Text Generation Inference and SGLang."""
-    for name in ("token_ids", "input_ids", "prompt", "inputs", "text"):
+    for name in PROMPT_FIELDS:
         if body.get(name):
             key, n_tokens = _texts_or_ids(body[name])
             break
@@ -129,6 +132,13 @@ def generate_key(body: dict[str, Any]) -> tuple[bytes, int]:
     # In front: placeholders in the text do not say whose digest they stand for.
     with_media = ("".join(media) + PART).encode() + key
     return with_media, n_tokens + n_key_tokens(len(with_media)) - n_key_tokens(len(key))
+
+
+def turns_key(turns: list[Any]) -> bytes:
+    """What a conversation's key grows by when `turns` are appended: messages, or items of a Responses input."""
+    out: list[str] = []
+    _messages(out, turns)
+    return "".join(out).encode()
 
 
 def _is_billing_block(block: object) -> bool:
@@ -190,7 +200,7 @@ def _message(out: list[str], head: str, message: dict[str, Any], content: object
     else:
         out.append(head)
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(reasoning, str):
+    if reasoning and isinstance(reasoning, str):
         out += (REASONING, reasoning)
         if content:
             out.append(PART)

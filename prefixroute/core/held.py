@@ -5,7 +5,7 @@ those that share a warm prefix go before those that do not. A held request is *b
 been sent to, so that those who come after it see its work.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -32,12 +32,18 @@ class HoldConstants:
 
 
 class Held:
-    """A request that is held. When it is so no longer, `grant` gets its lease; None: nobody can take it now."""
+    """A request that is held. When it is so no longer, `grant` gets its lease; None: nobody can take it now.
 
-    __slots__ = ("grant", "request", "since_s", "slot", "work")
+    `model`: None when no instance lists it, so that anybody may take the request.
+    """
 
-    def __init__(self, request: Request, since_s: float, grant: "Callable[[Lease | None], None]") -> None:
+    __slots__ = ("grant", "model", "request", "since_s", "slot", "work")
+
+    def __init__(
+        self, request: Request, since_s: float, grant: "Callable[[Lease | None], None]", model: str | None = None
+    ) -> None:
         self.request = request
+        self.model = model
         self.since_s = since_s
         self.grant = grant
         self.slot = -1
@@ -47,22 +53,34 @@ class Held:
 class HeldRequests:
     """All that are held, in order of arrival, and their work by the instance that they are bound to."""
 
-    __slots__ = ("_held", "_max_held", "by_slot")
+    __slots__ = ("_by_model", "_held", "_max_held", "by_slot")
 
     def __init__(self, max_held: int) -> None:
         self._max_held = max_held
         self._held: dict[Held, None] = {}
+        self._by_model: dict[str | None, int] = {}
         self.by_slot: dict[int, float] = {}
         """Prefill work of those bound to each slot, tokens. Read-only."""
 
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def work(self) -> float:
+        """Prefill work of all of them, tokens."""
+        return sum(self.by_slot.values()) if self.by_slot else 0.0
+
     def __contains__(self, held: Held) -> bool:
         return held in self._held
 
-    def oldest(self, n: int) -> list[Held]:
-        return list(islice(self._held, n))
+    @property
+    def models(self) -> Iterable[str | None]:
+        """Of those that are held."""
+        return self._by_model
+
+    def oldest(self, n: int, models: Collection[str | None]) -> list[Held]:
+        """The `n` oldest of these models."""
+        return list(islice((held for held in self._held if held.model in models), n))
 
     def hold(self, held: Held, slot: int, work: float, *, retry_after_s: float) -> None:
         """Raises TooManyRequestsError when there is no room."""
@@ -71,6 +89,7 @@ class HeldRequests:
                 "all instances are busy, and too many requests wait already", ceil(retry_after_s)
             )
         self._held[held] = None
+        self._by_model[held.model] = self._by_model.get(held.model, 0) + 1
         self.bind(held, slot, work)
 
     def bind(self, held: Held, slot: int, work: float) -> None:
@@ -85,6 +104,9 @@ class HeldRequests:
             return False
         del self._held[held]
         self._unbind(held)
+        self._by_model[held.model] -= 1
+        if not self._by_model[held.model]:
+            del self._by_model[held.model]
         if not self._held:
             self.by_slot.clear()  # whatever floating point has left over
         return True

@@ -11,6 +11,8 @@ the clock, at the learned speed, says so; nothing is learned from it.
 from collections import deque
 from dataclasses import dataclass
 
+from prefixroute.core.guard import Guard, GuardConstants
+
 
 @dataclass(frozen=True, slots=True)
 class LoadConstants:
@@ -35,15 +37,30 @@ def prefill_work(cached_tokens: float, new_tokens: float, position_scale_tokens:
 class Flight:
     """One attempt under way on one instance. Made by `Load.begin`, ended exactly once by `Load.end`."""
 
-    __slots__ = ("begun_s", "load", "n_tokens", "pending", "prefilled_by_s", "streamed", "work")
+    __slots__ = (
+        "begun_s",
+        "cold_work",
+        "load",
+        "n_tokens",
+        "number",
+        "pending",
+        "prefilled_by_s",
+        "promised_work",
+        "streamed",
+        "work",
+    )
 
     def __init__(self, load: "InstanceLoad", n_tokens: int, work: float, begun_s: float, streamed: bool) -> None:
         # The object that was counted up is the one that is counted down, whatever became of the instance.
         self.load = load
         self.n_tokens = n_tokens
         self.work = work
+        # For the guard: work if nothing, and if all of the match, is cached there.
+        self.cold_work = self.promised_work = work
         self.begun_s = begun_s
         self.streamed = streamed
+        # Of the record that put its prompt into the index.
+        self.number = 0
         self.pending = True
         # For flights that are not streamed: when prefill should be over.
         self.prefilled_by_s = 0.0
@@ -106,13 +123,14 @@ class InstanceLoad:
 class Load:
     """The load of a fleet, by instance slot."""
 
-    __slots__ = ("_by_slot", "_constants", "_learned_s", "_learned_tokens", "mean_work")
+    __slots__ = ("_by_slot", "_constants", "_learned_s", "_learned_tokens", "guard", "mean_work")
 
-    def __init__(self, constants: LoadConstants | None = None) -> None:
+    def __init__(self, constants: LoadConstants | None = None, guard: GuardConstants | None = None) -> None:
         self._constants = constants or LoadConstants()
         self._by_slot: dict[int, InstanceLoad] = {}
         self._learned_tokens = 0.0
         self._learned_s = 0.0
+        self.guard = Guard(guard)
         self.mean_work = self._constants.mean_work_tokens
         """Running mean of the work dispatched, tokens."""
 
@@ -127,6 +145,11 @@ class Load:
     def of(self, slot: int) -> InstanceLoad:
         return self._by_slot[slot]
 
+    def oldest_pending(self, slot: int) -> int | None:
+        """`Flight.number` of the oldest flight without a first byte; None: there is none."""
+        waiting = self._by_slot[slot]._waiting
+        return next(iter(waiting)).number if waiting else None
+
     def relearn(self, slot: int) -> None:
         """Forgets the learned speed: another machine may answer at this address."""
         load = self._by_slot[slot]
@@ -135,7 +158,18 @@ class Load:
         load._learned_tokens = load._learned_s = 0.0
 
     def work(self, matched_tokens: int, n_tokens: int) -> float:
-        """Prefill work of a prompt of `n_tokens` of which `matched_tokens` are cached. At least one is computed."""
+        """Prefill work of a prompt of `n_tokens` of which `matched_tokens` are cached. At least one is computed.
+
+        A match counts for as much as the guard lets it.
+        """
+        weight = self.guard.weight
+        promised = self.promised_work(matched_tokens, n_tokens)
+        if weight == 1.0 or not matched_tokens:
+            return promised
+        return weight * promised + (1 - weight) * self.promised_work(0, n_tokens)
+
+    def promised_work(self, matched_tokens: int, n_tokens: int) -> float:
+        """As `work`, of a match that is worth what it promises."""
         return prefill_work(matched_tokens, max(1, n_tokens - matched_tokens), self._constants.position_scale_tokens)
 
     def fleet_rate(self) -> float:
@@ -160,10 +194,15 @@ class Load:
         progress = load._head_progress(now_s, rate, constants.head_progress_cap) if load._waiting else 0.0
         return load, rate, progress
 
-    def begin(self, slot: int, n_tokens: int, work: float, now_s: float, *, streamed: bool) -> Flight:
+    def begin(
+        self, slot: int, n_tokens: int, work: float, now_s: float, *, streamed: bool, matched_tokens: int = 0
+    ) -> Flight:
         """Counts an attempt on `slot` from now on."""
         load = self._by_slot[slot]
         flight = Flight(load, n_tokens, work, now_s, streamed)
+        if matched_tokens:
+            flight.cold_work = self.promised_work(0, n_tokens)
+            flight.promised_work = self.promised_work(matched_tokens, n_tokens)
         if not streamed:
             _, rate, progress = self.observe(slot, now_s, self.fleet_rate())
             flight.prefilled_by_s = now_s + (load.pending_work - progress + work) / rate
@@ -185,10 +224,12 @@ class Load:
         load._not_pending(flight)
         if not learn:
             return  # refused at once, perhaps: it says nothing of the prefill under way
-        if flight.streamed and load._in_fleet and flight.work >= self._constants.min_sample_tokens:
+        if flight.streamed and load._in_fleet:
             took_s = now_s - max(flight.begun_s, load.last_first_byte_s)
             if took_s > 0:
-                self._learn(load, flight.work, took_s)
+                self.guard.observe(flight.cold_work, flight.promised_work, took_s * self._relative_speed(load))
+                if flight.work >= self._constants.min_sample_tokens:
+                    self._learn(load, flight.work, took_s)
         load.last_first_byte_s = max(load.last_first_byte_s, now_s)
 
     def end(self, flight: Flight) -> None:
@@ -198,6 +239,12 @@ class Load:
             load._not_pending(flight)
         load.in_flight -= 1
         load.in_flight_tokens -= flight.n_tokens
+
+    def _relative_speed(self, load: InstanceLoad) -> float:
+        """Of an instance, to the fleet's: prefill times of slow and fast ones are compared."""
+        weight_s = self._constants.rate_weight_s
+        fleet_rate = self.fleet_rate()
+        return (load._learned_tokens + fleet_rate * weight_s) / (load._learned_s + weight_s) / fleet_rate
 
     def _learn(self, load: InstanceLoad, tokens: float, took_s: float) -> None:
         decay = self._constants.rate_decay

@@ -45,6 +45,7 @@ class Candidate:
 
     __slots__ = (
         "capacity_tokens",
+        "exact",
         "head_progress",
         "held_work",
         "in_flight",
@@ -68,6 +69,7 @@ class Candidate:
         prefill_rate: float = 12_000.0,
         capacity_tokens: int = 1_000_000,
         held_work: float = 0.0,
+        exact: bool = False,
     ) -> None:
         self.instance = instance
         self.matched_tokens = matched_tokens
@@ -87,6 +89,8 @@ class Candidate:
         """Size of its KV cache."""
         self.held_work = held_work
         """Work of requests that the router holds back, which will go there before this one."""
+        self.exact = exact
+        """Whether the instance itself said what it holds (KV events), beside what was just sent there."""
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__ if name != "instance")
@@ -107,6 +111,8 @@ class Facts:
     """Running mean of the work dispatched, tokens."""
     chain: Sequence[int] = ()
     """Hashes of the prompt's full blocks."""
+    held_work: float = 0.0
+    """Work of all requests that the router holds back, tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,10 @@ class Prompt:
     session_id: str | None = None
     prefix_aware_id: str | None = None
     previous_response_id: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)
+    """vLLM shares no cache between salts."""
+    answered_as: Api | None = None
+    """Grammar of the answer, if its words will stand behind this key in the next turn's; None: not surely."""
     body: bytes = field(default=b"", repr=False, compare=False)
     messages: list[Any] | None = field(default=None, repr=False, compare=False)
     """The `messages` array of a chat body that was parsed; odd items included."""
@@ -139,6 +143,8 @@ def read_prompt(
         session_id=session_id,
         prefix_aware_id=prefix_aware_id,
         previous_response_id=_text(fields.get("previous_response_id")),
+        cache_salt=_text(fields.get("cache_salt")),
+        answered_as=_answered_as(shape, fields) if key and parsed else None,
         body=body,
         messages=messages if isinstance(messages, list) else None,
     )
@@ -210,6 +216,20 @@ def _parsed_key(shape: Api, fields: dict[str, Any]) -> tuple[bytes, int]:
         case _:
             assert_never(shape)
     return key, n_key_tokens(len(key))
+
+
+def _answered_as(shape: Api, fields: dict[str, Any]) -> Api | None:
+    """See `Prompt.answered_as`; of fields that gave a key."""
+    if shape is Api.COMPLETIONS or shape is Api.GENERATE:
+        given = next((value for name in canonical.PROMPT_FIELDS if (value := fields.get(name))), None)
+        # Behind token ids come token ids, which the answer's text does not tell.
+        return shape if isinstance(given[0] if isinstance(given, list) else given, str) else None
+    turns = fields.get("input" if shape is Api.RESPONSES else "messages")
+    last = turns[-1] if isinstance(turns, list) else None
+    if isinstance(last, dict) and last.get("role") == "assistant":
+        return None  # a beginning that the answer goes on with: the next turn has one message of both, or two
+    # The next turn will name another response, and early in its key.
+    return None if fields.get("previous_response_id") else shape
 
 
 def _unparsed_key(body: bytes) -> tuple[bytes, int]:

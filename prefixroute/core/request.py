@@ -2,18 +2,36 @@
 
 from collections.abc import Sequence
 
+from prefixroute.core.exact import ExactPrompt
+from prefixroute.core.ladder import Missing
 from prefixroute.core.prompt import Prompt
 
 
 class Request:
     """Made by `Router.read`; a simulation, which has hashes and no text, makes its own.
 
-    `chain`: hashes of the full blocks of the prompt, shallowest first. `n_tokens`: length of the prompt.
+    `chain`: hashes of the full blocks of the prompt, shallowest first. `n_tokens`: length of the prompt. `rest`: of the
+    prompt's key what is behind the last full block; None when the chain was not made of the key, so that what is known
+    of the answer, its text, does not continue it. `exact`: the prompt as instances that tell of their blocks see it.
+    `token_scale`: real tokens that one token of the chain's blocks stands for, as far as known.
     """
 
-    __slots__ = ("chain", "n_tokens", "prompt")
+    __slots__ = ("chain", "exact", "missing", "n_tokens", "prompt", "rest", "token_scale")
 
-    def __init__(self, prompt: Prompt, chain: Sequence[int], n_tokens: int) -> None:
+    def __init__(
+        self,
+        prompt: Prompt,
+        chain: Sequence[int],
+        n_tokens: int,
+        rest: bytes | None = None,
+        exact: ExactPrompt | None = None,
+        token_scale: float = 1.0,
+    ) -> None:
         self.prompt = prompt
         self.chain = chain
         self.n_tokens = n_tokens
+        self.rest = rest
+        self.exact = exact
+        self.token_scale = token_scale
+        self.missing: Missing | None = None
+        """Set at the first dispatch, by `audit`."""

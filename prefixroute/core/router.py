@@ -6,23 +6,45 @@ back: a lease is a context manager, and its end returns the place in flight what
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from random import Random
 from types import TracebackType
 from typing import Self
 
-from prefixroute.core.blocks import BlockHasher
+from prefixroute.core.audit import Audit
+from prefixroute.core.blocks import BYTES_PER_TOKEN, BlockHasher
+from prefixroute.core.content import n_key_tokens
+from prefixroute.core.exact import ExactIndex
+from prefixroute.core.feedback import capacity_factor
 from prefixroute.core.fleet import Fleet, HealthConstants, Instance, ProbeFailure
+from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import Held, HeldRequests, HoldConstants
 from prefixroute.core.index import PrefixIndex, Recorded
 from prefixroute.core.load import Flight, Load, LoadConstants
 from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason, least_outstanding
 from prefixroute.core.prompt import Prompt
 from prefixroute.core.request import Request
+from prefixroute.core.shadow import Shadows
 from prefixroute.core.tokens import ByteTokenizer, Tokenizer
 from prefixroute.errors import NoInstanceError
 
 DEFAULT_CAPACITY_TOKENS = 1_000_000
 """KV capacity of an instance that does not tell: too large costs less than too small."""
+
+# How far a learned capacity may be from the default, as a factor.
+_LEARNED_RANGE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """In a large fleet only some instances are weighed against each other: who matches most, and some others.
+
+    Applied above `sample_above` candidates. In simulation the loss in time to first token is below its noise.
+    """
+
+    sample_above: int = 32
+    sample_matches: int = 4
+    sample_others: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +55,14 @@ class Explanation:
     n_blocks: int
     candidates: Sequence[Candidate]
     decision: Decision | None
+    is_held: bool
+    """Whether the request would be held back first: its instance is busy with the prompts of others."""
 
 
 class Lease:
     """A request's place on an instance, from the decision until the attempt is over. Use as a context manager."""
 
-    __slots__ = ("_flight", "_recorded", "_router", "_trial", "decision", "request")
+    __slots__ = ("_flight", "_recorded", "_router", "_trial", "_unreported", "candidates", "decision", "request")
 
     def __init__(
         self,
@@ -46,6 +70,7 @@ class Lease:
         decision: Decision,
         request: Request,
         *,
+        candidates: Sequence[Candidate],
         recorded: Recorded,
         flight: Flight,
         trial: int,
@@ -54,6 +79,9 @@ class Lease:
         self._flight: Flight | None = flight
         self._recorded = recorded
         self._trial = trial
+        self._unreported = False
+        self.candidates = candidates
+        """What was chosen from."""
         self.decision = decision
         self.request = request
 
@@ -69,6 +97,13 @@ class Lease:
         """The first byte of the answer's body is here. `learn`: of a sound answer, so its time tells the speed."""
         if self._flight is not None:
             self._router.load.first_byte(self._flight, now_s, learn=learn)
+            self._unreported = learn
+
+    def reported(self, cached_tokens: int, prompt_tokens: int) -> None:
+        """The instance told how much of the prompt was cached, in its own tokens. To be called before the end."""
+        if self._flight is not None and prompt_tokens > 0:
+            self._unreported = False
+            self._router._reported(self, self.request.n_tokens * min(1.0, cached_tokens / prompt_tokens))
 
     def computed(self, chain: Sequence[int] | None = None) -> None:
         """The answer is whole: the instance holds the prompt, or `chain`, which is the prompt and its answer.
@@ -76,6 +111,8 @@ class Lease:
         It was used until now, so it is the newest there.
         """
         self._router.index.record(self.request.chain if chain is None else chain, self.instance.slot)
+        if chain is not None:
+            self._router.audit.ladder.extended(chain[len(self.request.chain) :])
 
     def refused(self) -> None:
         """The instance did not take the request (busy, or never reached): it computed none of it."""
@@ -95,6 +132,8 @@ class Lease:
         if flight is not None:
             self._router.load.end(flight)
             self._router.fleet.released(self.instance.name, self._trial)
+            if self._unreported:
+                self._router.audit.answered(self.request, self.candidates, self.decision.candidate, None)
 
 
 class Router:
@@ -114,13 +153,17 @@ class Router:
         index_bytes: int = 268_435_456,
         load_constants: LoadConstants | None = None,
         health: HealthConstants | None = None,
+        guard: GuardConstants | None = None,
         hold: HoldConstants | None = None,
+        sampling: Sampling | None = None,
+        exact: ExactIndex | None = None,
+        shadows: Shadows | None = None,
         default_capacity_tokens: int = DEFAULT_CAPACITY_TOKENS,
         capacities: dict[str, int] | None = None,
     ) -> None:
         self.fleet = Fleet(instances, health)
         self.index = PrefixIndex(index_bytes)
-        self.load = Load(load_constants)
+        self.load = Load(load_constants, guard)
         self.held = HeldRequests(hold.max_held if hold is not None else 0)
         """Requests held back; nobody is when `hold` is None."""
         self.n_policy_faults = 0
@@ -128,23 +171,56 @@ class Router:
         self.last_policy_fault: Exception | None = None
         self._policy = policy
         self._hold = hold
+        self._exact = exact
+        self._sampling = sampling
         self._hasher = hasher
         self._rng = rng
         self._tokenizer = tokenizer or ByteTokenizer()
-        self._capacities: dict[str, int] = {}
+        self._default_capacity = default_capacity_tokens
+        self._capacities = {i.name: default_capacity_tokens for i in instances} | (capacities or {})
+        # Capacities that are known, and not to be learned.
+        self._told = set(capacities or ())
+        self.audit = Audit(hasher.block_tokens, self._fleet_blocks(), shadows)
+        """What becomes of decisions."""
         for instance in instances:
-            capacity = (capacities or {}).get(instance.name, default_capacity_tokens)
-            self._capacities[instance.name] = capacity
-            self.index.add(instance.slot, self._blocks(capacity))
+            self.index.add(instance.slot, self._blocks(self._capacities[instance.name]))
             self.load.add(instance.slot)
+            self.audit.feedback.add(instance.slot)
 
     # ------------------------------------------------------------------ deciding
 
-    def read(self, prompt: Prompt) -> Request:
-        """`prompt` made comparable: the costly part, done once a request."""
-        material = self._tokenizer.tokenize(prompt)
+    def read(self, prompt: Prompt, token_ids: bytes | None = None) -> Request:
+        """`prompt` made comparable: the costly part, done once a request.
+
+        `token_ids`: its tokens as the engine will see them, four bytes each, where they are known. They tell its length
+        and what instances with KV events hold; what is merely estimated goes by the key, which every prompt has.
+        """
+        try:
+            material = self._tokenizer.tokenize(prompt)
+        except Exception as fault:  # noqa: BLE001  a tokenizer's fault must never cost a request
+            self.n_policy_faults += 1
+            self.last_policy_fault = fault
+            material = b""
         chain = self._hasher.chain(prompt.scope, material) if material else []
-        return Request(prompt, chain, prompt.n_tokens)
+        # A real tokenizer's ids do not go on as the key does.
+        rest = self._hasher.rest(material) if material is prompt.key else None
+        if not token_ids:
+            return Request(prompt, chain, prompt.n_tokens, rest)
+        # Of a batch, key and ids are the first prompt's.
+        n_key, n_ids = n_key_tokens(len(prompt.key)), len(token_ids) // BYTES_PER_TOKEN
+        exact = None
+        if self._exact is not None:
+            exact = self._exact.prompt(token_ids, model=prompt.model, salt=prompt.cache_salt)
+        return Request(prompt, chain, max(1, prompt.n_tokens + n_ids - n_key), rest, exact, n_ids / max(1, n_key))
+
+    def continued(self, request: Request, material: bytes) -> Sequence[int]:
+        """Chain of the prompt with what follows it: `material`, as the next turn's key will have it.
+
+        The prompt's alone where a text does not continue it.
+        """
+        if request.rest is None:
+            return request.chain
+        return self._hasher.continued(request.prompt.scope, request.chain, request.rest + material)
 
     def lease(self, request: Request, *, now_s: float, without: Collection[str] = (), only: str | None = None) -> Lease:
         """Picks an instance for `request` and counts it there.
@@ -155,7 +231,7 @@ class Router:
         facts, candidates = self._facts(request, now_s, without)
         if not candidates:
             raise NoInstanceError("no instance can take the request")
-        return self._take(request, facts, self._decide(facts, candidates, only))
+        return self._take(request, facts, candidates, self._decide(facts, candidates, only))
 
     def enter(self, request: Request, *, now_s: float, grant: Callable[[Lease | None], None]) -> Lease | Held:
         """As `lease`, but a request whose instance is busy with other prompts is held.
@@ -169,8 +245,9 @@ class Router:
         decision = self._decide(facts, candidates, None)
         chosen = decision.candidate
         if self._hold is None or not _is_busy(chosen, self._hold.hold_s * facts.fleet_rate):
-            return self._take(request, facts, decision)
-        held = Held(request, now_s, grant)
+            return self._take(request, facts, candidates, decision)
+        model = request.prompt.model
+        held = Held(request, now_s, grant, model if model is not None and self.fleet.knows_model(model) else None)
         wait = chosen.pending_work - chosen.head_progress + chosen.held_work
         self.held.hold(held, chosen.instance.slot, chosen.work, retry_after_s=wait / chosen.prefill_rate)
         return held
@@ -178,25 +255,36 @@ class Router:
     def release(self, now_s: float) -> None:
         """Gives held requests to instances that have room, each through its `grant`.
 
-        Of the oldest, those with the least left to compute go first, weighed against how long they have waited.
+        Of the oldest, those with the least left to compute go first, weighed against how long they have waited. Only
+        of those whose model somebody with room may serve: others would hide them. Those that nobody can take any more
+        are told so.
         """
         hold = self._hold
         if hold is None or not len(self.held):
             return
         fleet_rate = self.load.fleet_rate()
         limit = hold.hold_s * fleet_rate
-        room = {i.slot for i in self.fleet.candidates(None, now_s) if self._has_room(i.slot, now_s, fleet_rate, limit)}
-        if not room:
+        room: set[int] = set()
+        able: set[str | None] = set()
+        for model in self.held.models:
+            instances = self.fleet.candidates(model, now_s)
+            free = [i.slot for i in instances if self._has_room(i.slot, now_s, fleet_rate, limit)]
+            room.update(free)
+            if free or not instances:
+                able.add(model)
+        if not able:
             return
         waiting = []
-        for held in self.held.oldest(hold.hold_batch):
-            longest = max(self.index.match(held.request.chain).values(), default=0) * self._hasher.block_tokens
+        for held in self.held.oldest(hold.hold_batch, able):
+            longest = max(self._matches(held.request)[0].values(), default=0)
             work = self.load.work(longest, held.request.n_tokens)
             waiting.append((work - hold.hold_age_tokens_per_s * (now_s - held.since_s), held))
         waiting.sort(key=lambda entry: entry[0])
         ahead: dict[int, float] = {}
         for _, held in waiting:
-            facts, candidates = self._facts(held.request, now_s, (), ahead)
+            if held not in self.held:
+                continue  # a grant has made it leave
+            facts, candidates = self._facts(held.request, now_s, (), ahead, room)
             if not candidates:
                 self.held.leave(held)
                 held.grant(None)
@@ -209,7 +297,7 @@ class Router:
                 ahead[slot] = ahead.get(slot, 0.0) + chosen.work
                 continue
             self.held.leave(held)
-            held.grant(self._take(held.request, facts, decision))
+            held.grant(self._take(held.request, facts, candidates, decision))
             if slot in room and not self._has_room(slot, now_s, fleet_rate, limit):
                 room.discard(slot)
                 if not room:
@@ -219,25 +307,44 @@ class Router:
         own, _, progress = self.load.observe(slot, now_s, fleet_rate)
         return own.pending_work - progress <= limit
 
-    def explain(self, prompt: Prompt, *, now_s: float, only: str | None = None) -> Explanation:
+    def explain(
+        self, prompt: Prompt, *, now_s: float, only: str | None = None, token_ids: bytes | None = None
+    ) -> Explanation:
         """A dry run of `lease`: what it would decide now. Records nothing, and gives the dice back as they were."""
-        request = self.read(prompt)
-        facts, candidates = self._facts(request, now_s, ())
+        request = self.read(prompt, token_ids)
         dice = self._rng.getstate()
+        facts, candidates = self._facts(request, now_s, ())
         faults = self.n_policy_faults, self.last_policy_fault
         decision = self._decide(facts, candidates, only) if candidates else None
         self.n_policy_faults, self.last_policy_fault = faults
         self._rng.setstate(dice)
-        return Explanation(facts, len(request.chain), candidates, decision)
+        hold = self._hold
+        is_held = (
+            hold is not None
+            and decision is not None
+            and only is None
+            and _is_busy(decision.candidate, hold.hold_s * facts.fleet_rate)
+        )
+        return Explanation(facts, len(request.chain), candidates, decision, is_held)
 
     def _facts(
-        self, request: Request, now_s: float, without: Collection[str], ahead: dict[int, float] | None = None
+        self,
+        request: Request,
+        now_s: float,
+        without: Collection[str],
+        ahead: dict[int, float] | None = None,
+        room: Collection[int] = (),
     ) -> tuple[Facts, list[Candidate]]:
-        """`ahead`: held work that goes before this request, by slot; None: all that is held."""
+        """`ahead`: held work that goes before this request, by slot; None: all that is held.
+
+        `room`: slots that are to be among the candidates even if only some are.
+        """
         prompt, chain, n_tokens = request.prompt, request.chain, request.n_tokens
         instances = self.fleet.candidates(prompt.model, now_s, without)
-        matched = self.index.match(chain)
-        block_tokens = self._hasher.block_tokens
+        matched, known = self._matches(request)
+        sampling = self._sampling
+        if sampling is not None and len(instances) > sampling.sample_above:
+            instances = self._some(instances, matched, sampling, room)
         load = self.load
         if ahead is None:
             ahead = self.held.by_slot
@@ -247,7 +354,7 @@ class Router:
             slot = instance.slot
             matched_tokens, work = 0, cold_work
             if slot in matched:
-                matched_tokens = matched[slot] * block_tokens
+                matched_tokens = matched[slot]
                 work = load.work(matched_tokens, n_tokens)
             own, rate, progress = load.observe(slot, now_s, fleet_rate)
             candidates.append(
@@ -263,9 +370,45 @@ class Router:
                     rate,
                     self._capacities[instance.name],
                     ahead.get(slot, 0.0) if ahead else 0.0,
+                    slot in known,
                 )
             )
-        return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work, chain), candidates
+        held_work = self.held.work
+        return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work, chain, held_work), candidates
+
+    def _matches(self, request: Request) -> tuple[dict[int, int], Collection[int]]:
+        """Slot → leading tokens of the prompt that it holds; and the slots that told so themselves."""
+        chain = request.chain
+        block_tokens = self._hasher.block_tokens * request.token_scale
+        matched = {slot: int(n * block_tokens) for slot, n in self.index.match(chain).items()}
+        if request.exact is None or self._exact is None:
+            return matched, ()
+        known = self._exact.match(request.exact)
+        for slot, held_tokens in known.items():
+            number = self.load.oldest_pending(slot) if slot in matched else None
+            # What is being computed there has not been told yet; whoever shares it will find it.
+            coming_tokens = 0 if number is None else int(self.index.n_recent(chain, slot, number) * block_tokens)
+            matched[slot] = max(held_tokens, coming_tokens)
+        return matched, known
+
+    def _some(
+        self, instances: list[Instance], matched: dict[int, int], sampling: Sampling, room: Collection[int]
+    ) -> list[Instance]:
+        """The best matches, equal ones by lot, and others by lot."""
+        n = len(instances)
+        first = self._rng.randrange(n)
+        turned = instances[first:] + instances[:first]
+        chosen: dict[str, Instance] = {}
+        if matched:
+            holders = [i for i in turned if i.slot in matched]
+            for instance in nlargest(sampling.sample_matches, holders, key=lambda i: matched[i.slot]):
+                chosen[instance.name] = instance
+        if room:
+            free = [i for i in turned if i.slot in room]
+            chosen |= {i.name: i for i in free[: sampling.sample_others]}
+        for instance in self._rng.sample(instances, min(n, sampling.sample_others)):
+            chosen[instance.name] = instance
+        return list(chosen.values())
 
     def _decide(self, facts: Facts, candidates: list[Candidate], only: str | None) -> Decision:
         for candidate in candidates if only is not None else ():
@@ -284,7 +427,7 @@ class Router:
             return Decision(least_outstanding(candidates, self._rng), Reason.FALLBACK)
         return decision
 
-    def _take(self, request: Request, facts: Facts, decision: Decision) -> Lease:
+    def _take(self, request: Request, facts: Facts, candidates: Sequence[Candidate], decision: Decision) -> Lease:
         candidate = decision.candidate
         slot = candidate.instance.slot
         if decision.reason is not Reason.FALLBACK:
@@ -293,12 +436,24 @@ class Router:
             except Exception as fault:  # noqa: BLE001  as above: the choice stands
                 self.n_policy_faults += 1
                 self.last_policy_fault = fault
+        self.audit.dispatched(request, facts, candidates, decision)
+        recorded = self.index.record(request.chain, slot)
+        flight = self.load.begin(
+            slot,
+            facts.n_tokens,
+            candidate.work,
+            facts.now_s,
+            streamed=facts.prompt.stream,
+            matched_tokens=candidate.matched_tokens,
+        )
+        flight.number = recorded.number
         return Lease(
             self,
             decision,
             request,
-            recorded=self.index.record(request.chain, slot),
-            flight=self.load.begin(slot, facts.n_tokens, candidate.work, facts.now_s, streamed=facts.prompt.stream),
+            candidates=candidates,
+            recorded=recorded,
+            flight=flight,
             trial=self.fleet.taken(candidate.instance.name),
         )
 
@@ -322,19 +477,52 @@ class Router:
         """Size of the instance's KV cache as far as known."""
         return self._capacities[name]
 
+    def is_capacity_told(self, name: str) -> bool:
+        """Whether `capacity_tokens` is what configuration or the instance says; else it is learned from reports."""
+        return name in self._told
+
     def learned_capacity(self, name: str, capacity_tokens: int) -> None:
-        """The instance told the size of its KV cache: its map is sized like it."""
-        if capacity_tokens > 0 and capacity_tokens != self._capacities[name]:
+        """The instance told the size of its KV cache: its map is sized like it, whatever it reports of hits."""
+        if capacity_tokens > 0:
+            self._told.add(name)
+            self._resize(name, capacity_tokens)
+
+    def _reported(self, lease: Lease, cached_tokens: float) -> None:
+        """`cached_tokens` in the router's tokens."""
+        instance, request, index = lease.instance, lease.request, self.index
+        candidate = lease.decision.candidate
+        self.audit.answered(request, lease.candidates, candidate, cached_tokens)
+        if instance.name in self._told or not request.chain:
+            return
+        factor = capacity_factor(
+            candidate.matched_tokens,
+            cached_tokens,
+            request.n_tokens,
+            self._hasher.block_tokens,
+            is_full=index.n_blocks(instance.slot) >= index.capacity_blocks(instance.slot),
+        )
+        if factor != 1.0:
+            # Within bounds that no GPU, nor a cache beside it, is outside of.
+            least, most = self._default_capacity // _LEARNED_RANGE, self._default_capacity * _LEARNED_RANGE
+            self._resize(instance.name, min(most, max(least, round(self._capacities[instance.name] * factor))))
+
+    def _resize(self, name: str, capacity_tokens: int) -> None:
+        if capacity_tokens != self._capacities[name]:
             self._capacities[name] = capacity_tokens
             self.index.resize(self.fleet.state(name).instance.slot, self._blocks(capacity_tokens))
+            self.audit.ladder.resize(self._fleet_blocks())
 
     def _lost(self, name: str) -> None:
         slot = self.fleet.state(name).instance.slot
         self.index.clear(slot)
         self.load.relearn(slot)
+        self.audit.feedback.forget(slot)
 
     def _blocks(self, capacity_tokens: int) -> int:
         return max(1, capacity_tokens // self._hasher.block_tokens)
+
+    def _fleet_blocks(self) -> int:
+        return sum(map(self._blocks, self._capacities.values()))
 
 
 def _is_busy(candidate: Candidate, limit: float) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from prefixroute.core.prompt import Prompt
+from prefixroute.core.prompt import Api, Prompt
 
 
 class Tokenizer(Protocol):
@@ -10,6 +10,17 @@ class Tokenizer(Protocol):
 
     def tokenize(self, prompt: Prompt) -> bytes:
         """Four bytes a token, in the order in which the engine renders the prompt. Empty: no key."""
+        ...
+
+
+class ExactTokens(Protocol):
+    """Tells the engine's own token ids, where it can and in time."""
+
+    async def of(self, api: Api, prompt: Prompt) -> bytes | None:
+        """Ids of the prompt, four bytes each, little-endian, in the engine's order; None: go on by bytes.
+
+        Waits for its budget at most. Raises nothing: a tokenizer must never cost a request.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from traceback import format_tb
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 import orjson
 from aiohttp import web
@@ -18,18 +18,20 @@ from prefixroute.core.fleet import InstanceState
 from prefixroute.core.prompt import MAX_PARSED_BYTES, Api, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError
-from prefixroute.http.admin_views import explanation_view, instance_view, states_view
+from prefixroute.http.admin_views import explanation_view, instance_view, ladder_view, record_view, states_view
 from prefixroute.http.body import check_framing, check_length, expect_continue, read_whole
+from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import RawHeaders, first, is_encoded, prefix_aware_id, short_text
 from prefixroute.http.response import RawResponse
-from prefixroute.http.routes import plain_path
+from prefixroute.http.routes import origin_form, plain_path
 from prefixroute.http.stored import StoredResponses
-from prefixroute.metrics import Metrics, encode
+from prefixroute.metrics import NONE, OTHER, Metrics, encode
 
 _log = logging.getLogger(__name__)
 
 _FOREIGN_SITES = frozenset({b"cross-site", b"same-site"})
 _INSTANCES = "/instances/"
+_DECISIONS = "/decisions/"
 _ENDPOINTS = {
     "GET /metrics": "Prometheus metrics",
     "GET /livez": "200 while the process runs",
@@ -37,6 +39,8 @@ _ENDPOINTS = {
     "GET /instances": "the fleet as the router sees it",
     "POST /instances/{name}/drain": "no new requests for an instance",
     "POST /instances/{name}/undrain": "takes that back",
+    "GET /decisions/{request_id}": "what was decided for one of the last requests, and how it went",
+    "GET /ladder": "why the hit rate is what it is: prompt tokens from all of them down to those reported as cached",
     "POST /explain": "dry run: where this request body would go, and why (?path= names its data-plane path)",
 }
 
@@ -50,6 +54,13 @@ class UnknownInstanceError(RequestError):
 
     status = 404
     code = "unknown_instance"
+
+
+class UnknownDecisionError(RequestError):
+    """No decision is kept under the request id in the path."""
+
+    status = 404
+    code = "unknown_decision"
 
 
 class UnknownEndpointError(RequestError):
@@ -93,6 +104,7 @@ class Admin:
         classify: Callable[[str], Api],
         is_stopping: Callable[[], bool],
         stored: StoredResponses,
+        decisions: Decisions,
         on_change: Callable[[], None] = lambda: None,
         session_header: str = "x-session-id",
         max_body_bytes: int = 64 * 1024 * 1024,
@@ -105,6 +117,7 @@ class Admin:
         self._classify = classify
         self._is_stopping = is_stopping
         self._stored = stored
+        self._decisions = decisions
         self._on_change = on_change
         self._session_header = session_header.lower().encode("ascii")
         self._max_body_bytes = max_body_bytes
@@ -116,6 +129,7 @@ class Admin:
             "/livez": self._livez,
             "/readyz": self._readyz,
             "/instances": self._instances,
+            "/ladder": self._ladder,
         }
         self._post: dict[str, _Endpoint] = {"/explain": self._explain}
         for instance in router.fleet.instances:
@@ -139,13 +153,13 @@ class Admin:
         check_framing(request)
         path = plain_path(request.raw_path)
         if request.method in ("GET", "HEAD"):
-            endpoint = self._get.get(path)
+            endpoint = self._decision if path.startswith(_DECISIONS) else self._get.get(path)
         else:
             _refuse_web_pages(request.raw_headers)
             endpoint = self._post.get(path) if request.method == "POST" else None
         if endpoint is not None:
             return await endpoint(request)
-        if path in self._get:
+        if path in self._get or path.startswith(_DECISIONS):
             raise MethodError("GET,HEAD")
         if path in self._post:
             raise MethodError("POST")
@@ -177,6 +191,25 @@ class Admin:
     async def _instances(self, _request: web.BaseRequest) -> Reply:
         now_s = self._clock()
         return _json([instance_view(self._router, state, now_s) for state in self._router.fleet.states()])
+
+    async def _ladder(self, _request: web.BaseRequest) -> Reply:
+        return _json(ladder_view(self._router.audit.ladder))
+
+    async def _decision(self, request: web.BaseRequest) -> Reply:
+        decisions = self._decisions
+        # As written: in an id, dots and doubled slashes mean nothing.
+        path = unquote((origin_form(request.raw_path) or "").partition("?")[0])
+        record = decisions.find(path.removeprefix(_DECISIONS))
+        if record is None:
+            raise UnknownDecisionError(
+                f"no decision of this request id is kept (of the last {decisions.max_requests} requests at most: "
+                f"limits.max_decisions; {len(decisions)} now)"
+            )
+        model = NONE if record.model is None else self._shown(record.model)
+        return _json(record_view(record, self._strategy, model))
+
+    def _shown(self, model: str) -> str:
+        return model if self._router.fleet.knows_model(model) else OTHER
 
     async def _drain(self, request: web.BaseRequest) -> Reply:
         state = self._named(request)

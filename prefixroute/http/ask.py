@@ -6,9 +6,13 @@ from functools import partial
 
 from aiohttp import web
 
+from prefixroute.core.blocks import BYTES_PER_TOKEN
+from prefixroute.core.content import n_key_tokens
 from prefixroute.core.prompt import Api, Prompt, read_prompt
 from prefixroute.core.router import Router
+from prefixroute.core.tokens import ExactTokens
 from prefixroute.http.body import check_length, expect_continue, read_whole, stream
+from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import (
     RawHeaders,
     first,
@@ -24,6 +28,7 @@ from prefixroute.http.routes import Route, plain_path, stored_response_id
 from prefixroute.http.stored import StoredResponses
 from prefixroute.http.upstream import Upstream, UpstreamRequest
 from prefixroute.http.waiting import WaitingRoom
+from prefixroute.metrics import MAX_LABEL_CHARS, OTHER
 from prefixroute.record import RequestRecord
 
 
@@ -36,12 +41,14 @@ class Exchanges:
     waiting: WaitingRoom
     holding: Holding
     stored: StoredResponses
+    decisions: Decisions
     budget: RetryBudget
     clock: Callable[[], float]
     max_attempts: int
     repeat_unanswered: bool
     tell_decision: bool
     """Adds the x-prefixroute-… headers to answers."""
+    exact_tokens: ExactTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,8 @@ class Ask:
     stores_responses: bool
     token_mark: bytes | None
     """What the first piece with a token in it holds; None: any piece of a body has one."""
+    token_ids: bytes | None = None
+    """The engine's own ids of the prompt, four bytes each; None: not known, the prompt's key stands for it."""
 
 
 async def read_ask(
@@ -69,6 +78,7 @@ async def read_ask(
     stored: StoredResponses,
     max_body_bytes: int,
     session_header: bytes,
+    exact_tokens: ExactTokens | None = None,
 ) -> Ask:
     """The request as it will be sent, and the prompt that decides where to. Notes what it sees in `record`.
 
@@ -95,10 +105,15 @@ async def read_ask(
         prefix_aware_id=prefix_aware_id(raw),
         encoded=is_encoded(raw),
     )
-    record.model = prompt.model
+    # Records are kept: a name must not be as long as a body.
+    record.model = OTHER if prompt.model is not None and len(prompt.model) > MAX_LABEL_CHARS else prompt.model
     record.streamed = prompt.stream
     record.prompt_tokens = prompt.n_tokens
     record.no_key = prompt.no_key if understood else None
+    token_ids = await exact_tokens.of(route.api, prompt) if exact_tokens is not None and prompt.key else None
+    if token_ids is not None:
+        # Of a batch, key and ids are the first prompt's; the others stay estimated.
+        record.prompt_tokens += len(token_ids) // BYTES_PER_TOKEN - n_key_tokens(len(prompt.key))
     headers = identified(forwarded(raw), record.request_id)
     return Ask(
         prompt=prompt,
@@ -111,6 +126,7 @@ async def read_ask(
         stores_responses=route.stores_responses,
         # A streamed response says first that it exists and waits for its turn.
         token_mark=b".delta" if route.stores_responses and prompt.stream else None,
+        token_ids=token_ids,
     )
 
 

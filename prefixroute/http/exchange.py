@@ -17,10 +17,11 @@ from prefixroute.errors import (
 )
 from prefixroute.http.answer import Answer, GarbledAnswerError
 from prefixroute.http.ask import Ask, Exchanges
+from prefixroute.http.decisions import MAX_OF_ONE_REQUEST
 from prefixroute.http.holding import Turn
 from prefixroute.http.relay import Relay
 from prefixroute.http.response import RawResponse
-from prefixroute.record import AttemptOutcome, RequestRecord
+from prefixroute.record import AttemptOutcome, Decided, RequestRecord
 
 __all__ = ["Exchange", "Exchanges"]
 
@@ -68,7 +69,8 @@ class Exchange:
                 elif self._unreachable is not None and self._others():
                     raise self._unreachable
                 else:
-                    await self._wait(until_s)
+                    # Being held for a turn is no waiting for an instance.
+                    await self._wait(until_s + self._record.held_s)
         finally:
             self._let_go()
 
@@ -81,7 +83,7 @@ class Exchange:
         began_s = shared.clock()
         router, request = shared.router, self._request
         if request is None:
-            request = self._request = router.read(ask.prompt)
+            request = self._request = router.read(ask.prompt, ask.token_ids)
         try:
             if self._tried or ask.only is not None:
                 entered: Lease | Turn = router.lease(request, now_s=began_s, without=self._tried, only=ask.only)
@@ -104,6 +106,9 @@ class Exchange:
         record.reason = lease.decision.reason
         record.upstream = lease.instance.name
         record.matched_tokens = lease.decision.candidate.matched_tokens
+        if len(record.decisions) < MAX_OF_ONE_REQUEST:
+            record.decisions.append(Decided(shared.clock() - record.began_s, lease.candidates, lease.decision))
+            shared.decisions.note(record)
         return lease
 
     def _others(self) -> bool:

@@ -11,6 +11,7 @@ from traceback import format_tb
 
 from aiohttp import web
 
+from prefixroute.core.prompt import Prompt
 from prefixroute.errors import (
     ForbiddenError,
     NoInstanceError,
@@ -21,7 +22,7 @@ from prefixroute.errors import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
-from prefixroute.http.ask import Exchanges, read_ask
+from prefixroute.http.ask import Ask, Exchanges, read_ask
 from prefixroute.http.body import FramingError, check_framing
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.exchange import Exchange
@@ -39,7 +40,10 @@ _JSON = (b"Content-Type", b"application/json")
 
 
 class Proxy:
-    """Serves requests of the data port. `on_record` gets each finished record, synchronously."""
+    """Serves requests of the data port. `on_record` gets each finished record, synchronously.
+
+    `on_served`: so does this, with the prompt, where a request came as far as having one.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Proxy:
         engine_control_open: bool,
         session_header: str,
         on_record: Callable[[RequestRecord], None],
+        on_served: Callable[[RequestRecord, Prompt], None] | None = None,
         lane: str = "aiohttp",
     ) -> None:
         self._shared = shared
@@ -56,6 +61,7 @@ class Proxy:
         self._engine_control_open = engine_control_open
         self._session_header = session_header.lower().encode("ascii")
         self._on_record = on_record
+        self._on_served = on_served
         self._lane = lane
         self.n_active = 0
         """Requests under way."""
@@ -76,10 +82,13 @@ class Proxy:
         name = request_id(request.raw_headers)
         record = RequestRecord(name, _known_method(request.method), route.label, self._lane, clock())
         response = RawResponse(request)
+        ask: Ask | None = None
         self.n_active += 1
         self._idle.clear()
         try:
-            await self._serve(request, response, record, route, path)
+            ask = await self._ask(request, response, record, route, path)
+            if ask is not None:
+                await Exchange(self._shared, ask, response, record).run()
         except asyncio.CancelledError:
             record.outcome = Outcome.CUT_OFF if self.is_cutting_off else Outcome.CLIENT_GONE
             raise
@@ -99,15 +108,19 @@ class Proxy:
             response = self._fail(request, response, record, route, PrefixRouteError("internal error"))
         finally:
             record.duration_s = clock() - record.began_s
+            record.is_over = True
             self.n_active -= 1
             if not self.n_active:
                 self._idle.set()
             self._on_record(record)
+            if self._on_served is not None and ask is not None:
+                self._on_served(record, ask.prompt)
         return response
 
-    async def _serve(
+    async def _ask(
         self, request: web.BaseRequest, response: RawResponse, record: RequestRecord, route: Route, path: str
-    ) -> None:
+    ) -> Ask | None:
+        """What is to be sent to an instance; None when it is answered already."""
         check_framing(request)
         target = origin_form(request.raw_path)
         if target is None:
@@ -120,12 +133,14 @@ class Proxy:
             )
         if request.method in ("GET", "HEAD"):
             if path in ("/health", "/ping"):
-                return self._health(response, record)
+                self._health(response, record)
+                return None
             if path == "/v1/models" and len(self._shared.router.fleet.instances) > 1:
-                return await self._models(request, response, record, target)
+                await self._models(request, response, record, target)
+                return None
         if (first(request.raw_headers, b"upgrade") or b"").strip().lower() == b"websocket":
             raise UpgradeError("WebSocket connections cannot be relayed")
-        ask = await read_ask(
+        return await read_ask(
             request,
             record,
             route,
@@ -133,9 +148,8 @@ class Proxy:
             stored=self._shared.stored,
             max_body_bytes=self._max_body_bytes,
             session_header=self._session_header,
+            exact_tokens=self._shared.exact_tokens,
         )
-        await Exchange(self._shared, ask, response, record).run()
-        return None
 
     def _health(self, response: RawResponse, record: RequestRecord) -> None:
         up = self._shared.router.fleet.can_serve(self._shared.clock())

@@ -9,6 +9,7 @@ from prefixroute.http.answer import Answer
 from prefixroute.http.ask import Ask, Exchanges
 from prefixroute.http.headers import first, relayed
 from prefixroute.http.response import RawResponse
+from prefixroute.http.transcript import Transcript
 from prefixroute.http.usage import UsageWatch
 from prefixroute.record import AttemptOutcome, Outcome, RequestRecord
 
@@ -31,6 +32,9 @@ class Relay:
             if len(shared.waiting):
                 shared.waiting.wake()
         watch = UsageWatch() if self._ask.watched and sound and not first(answer.headers, b"content-encoding") else None
+        transcript = None
+        if lease is not None and watch is not None and lease.request.rest is not None:
+            transcript = Transcript.of(self._ask.prompt, answer.headers)
         outcome = AttemptOutcome.ABANDONED
         mark = self._ask.token_mark
         record.status = answer.status
@@ -45,9 +49,14 @@ class Relay:
                         shared.holding.look()
                 if watch is not None and watch.see(piece):
                     self._remember_home(watch)
+                if transcript is not None:
+                    transcript.see(piece)
                 await response.send(piece)
             response.finish()
             outcome = AttemptOutcome.ANSWERED
+            # After the client has it all: it takes no longer to answer for this.
+            if lease is not None and sound:
+                self._computed(lease, transcript)
         except UpstreamError as error:
             outcome = AttemptOutcome.TIMEOUT if isinstance(error, UpstreamTimeoutError) else AttemptOutcome.BROKEN
             raise
@@ -55,9 +64,18 @@ class Relay:
             if lease is not None:
                 record.attempts.append(outcome)
             record.answer_bytes = response.sent_bytes
-            if watch is not None and (usage := watch.usage()) is not None:
-                record.cached_tokens, record.reported_prompt_tokens = usage
+            if watch is not None:
+                record.completion_tokens, record.n_events = watch.completion_tokens(), watch.n_events
+                if (usage := watch.usage()) is not None:
+                    record.cached_tokens, record.reported_prompt_tokens = usage
+                    if lease is not None:
+                        lease.reported(*usage)
         record.outcome = outcome_of(answer.status)
+
+    def _computed(self, lease: Lease, transcript: Transcript | None) -> None:
+        """The instance holds the prompt, and the answer, which the next turn begins with if it can be told how."""
+        material = None if transcript is None else transcript.material()
+        lease.computed(None if material is None else self._shared.router.continued(lease.request, material))
 
     def _remember_home(self, watch: UsageWatch) -> None:
         # Before the client has read the id: it may ask for the response while it is still being made.

@@ -1,4 +1,4 @@
-"""What an answer tells the router, read from a copy of its bytes: cached tokens, and the id of a stored response.
+"""What an answer tells the router, read from a copy of its bytes: its tokens, and the id of a stored response.
 
 Only the first bytes and the last few pieces are looked at: usage stands at the end of OpenAI's answers and streams and
 at the start of Anthropic's streams. Nothing is decoded, nothing held back.
@@ -13,6 +13,9 @@ _CACHED = re_compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,
 _PROMPT = re_compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,12})')
 _ANTHROPIC_CACHED = re_compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,12})')
 _ANTHROPIC_CREATED = re_compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,12})')
+# Those of OpenAI's completions; of its responses and Anthropic's; of Text Generation Inference.
+_COMPLETION = (b'"completion_tokens"', b'"output_tokens"', b'"generated_tokens"')
+_NUMBER = re_compile(rb"\s*:\s*(\d{1,9})")
 _RESPONSE_ID = re_compile(rb'"id"\s*:\s*"(resp[^"\\]{1,200})"')
 
 # A usage object is below 1 KiB; it may be split over pieces.
@@ -23,9 +26,11 @@ _KEPT_BYTES = 4_096
 class UsageWatch:
     """Watches one answer go by."""
 
-    __slots__ = ("_first", "_last")
+    __slots__ = ("_first", "_last", "n_events")
 
     def __init__(self) -> None:
+        self.n_events = 0
+        """Ends of events seen, if the answer is a stream of them; those that two pieces share do not count."""
         self._first = b""
         self._last: deque[bytes] = deque(maxlen=_KEPT_PIECES)
 
@@ -34,12 +39,20 @@ class UsageWatch:
         is_first = len(self._first) < _KEPT_BYTES
         if is_first:
             self._first += piece[: _KEPT_BYTES - len(self._first)]
+        self.n_events += piece.count(b"\n\n") or piece.count(b"\n\r\n")
         self._last.append(piece[-_KEPT_BYTES:] if len(piece) > _KEPT_BYTES else piece)
         return is_first
 
     def usage(self) -> tuple[int, int] | None:
         """(cached tokens, prompt tokens) as reported; None when the answer does not tell both."""
         return _usage(b"".join(self._last)) or _usage(self._first)
+
+    def completion_tokens(self) -> int | None:
+        """Tokens of the answer as last reported; None when it does not tell."""
+        text = b"".join(self._last)
+        at, name = max((text.rfind(name), name) for name in _COMPLETION)
+        found = _NUMBER.match(text, at + len(name)) if at >= 0 else None
+        return int(found[1]) if found else None
 
     def response_id(self) -> str | None:
         """The id under which the instance stores the response."""

@@ -1,9 +1,9 @@
 """`prefixroute replay`: a trace over HTTP, against any OpenAI-compatible server.
 
 Requests go to `/v1/completions`, not to chat: no template puts anything before or between, so two prompts share
-exactly the blocks that the trace says they share, and are exactly as long. Each hash id becomes a fixed text of
-512 words, four bytes and (nearly always) one token each. The loop is open: a request is sent when its time has
-come, however slow the answers are.
+exactly the blocks that the trace says they share, and are exactly as long. Each hash id becomes a fixed text of a
+block of words, four bytes and (nearly always) one token each; what no id covers becomes a text of its own. The loop
+is open: a request is sent when its time has come, however slow the answers are.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from prefixroute.demo.report import check_writable, count_errors, percentile, sh
 from prefixroute.demo.signals import run_until_signal
 from prefixroute.demo.words import WORD_BYTES, spelled, text
 from prefixroute.errors import ConfigError
-from prefixroute.sim.traces import BLOCK_TOKENS, TraceRequest, read_trace
+from prefixroute.sim.traces import Trace, TraceRequest, read_trace
 
 _ID_WORDS = 8
-# 2 KiB each.
+# 2 KiB each with Mooncake's blocks.
 _KEPT_TEXTS = 8_192
 # What a client may be late with a request before its figures deserve a warning.
 _TOLERATED_DELAY_S = 0.25
@@ -38,12 +38,13 @@ _TOLERATED_DELAY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """`speed`: the trace's times are divided by it. `model` None: the first one that the target lists.
+    """`traces`: files of one trace. `speed`: its times are divided by it.
 
-    `max_in_flight` None: no cap. `api_key_env`: environment variable that holds the target's key.
+    `model` None: the first one that the target lists. `max_in_flight` None: no cap. `api_key_env`: environment
+    variable that holds the target's key.
     """
 
-    trace: Path
+    traces: Sequence[Path]
     target: str
     n_requests: int | None = None
     speed: float = 1.0
@@ -94,7 +95,8 @@ def run_replay(options: ReplayOptions) -> int:
         raise ConfigError(f"--api-key-env: the environment variable {options.api_key_env} is not set")
     if options.json_path is not None:
         check_writable(options.json_path)
-    requests = read_trace(options.trace, options.n_requests)
+    trace = read_trace(options.traces, options.n_requests)
+    name = options.traces[0].name
     reports: list[ReplayReport] = []
 
     async def work() -> None:
@@ -104,9 +106,9 @@ def run_replay(options: ReplayOptions) -> int:
             if model is None:
                 raise TargetError(f"{target} lists no model at /v1/models: name one with --model")
             with _progress() as progress:
-                bar = progress.add_task(f"{options.trace.name} to {model}", total=len(requests))
+                bar = progress.add_task(f"{name} to {model}", total=len(trace.requests))
                 report = await replay(
-                    requests,
+                    trace,
                     client,
                     model=model,
                     speed=options.speed,
@@ -114,9 +116,9 @@ def run_replay(options: ReplayOptions) -> int:
                     on_sample=lambda: progress.advance(bar),
                 )
         reports.append(report)
-        _tell(report)
+        _tell(report, trace.notes)
         if options.json_path is not None:
-            head = {"trace": options.trace.name, "target": target, "model": model, "speed": options.speed}
+            head = {"trace": name, "target": target, "model": model, "speed": options.speed}
             write_json(options.json_path, {**head, **asdict(report)})
 
     number = run_until_signal(work)
@@ -126,7 +128,7 @@ def run_replay(options: ReplayOptions) -> int:
 
 
 async def replay(
-    requests: Sequence[TraceRequest],
+    trace: Trace,
     client: MeasuringClient,
     *,
     model: str,
@@ -146,20 +148,20 @@ async def replay(
         on_sample()
 
     async with asyncio.TaskGroup() as tasks:
-        for request in requests:
+        for place, request in enumerate(trace.requests):
             due_s = began_s + request.arrival_s / speed
-            body = completion_body(request, model)
+            body = completion_body(request, model, prompt_text(request, trace.block_tokens, place))
             await sleep_until(due_s)
             max_delay_s = max(max_delay_s, time.perf_counter() - due_s)
             tasks.create_task(send(body))
     return summarise(samples, duration_s=time.perf_counter() - began_s, max_send_delay_s=max_delay_s)
 
 
-def completion_body(request: TraceRequest, model: str) -> dict[str, Any]:
+def completion_body(request: TraceRequest, model: str, prompt: str) -> dict[str, Any]:
     """Asks for an answer of exactly the length in the trace, which takes vLLM's (and SGLang's) `ignore_eos`."""
     return {
         "model": model,
-        "prompt": prompt_text(request),
+        "prompt": prompt,
         "max_tokens": request.output_tokens,
         "ignore_eos": True,
         "stream": True,
@@ -167,15 +169,26 @@ def completion_body(request: TraceRequest, model: str) -> dict[str, Any]:
     }
 
 
-def prompt_text(request: TraceRequest) -> str:
-    """The texts of its blocks, the last one cut to length: four ASCII bytes for each token."""
-    return "".join(map(block_text, request.hash_ids))[: request.input_tokens * WORD_BYTES]
+def prompt_text(request: TraceRequest, block_tokens: int, place: int) -> str:
+    """Four ASCII bytes for each token: the texts of its blocks, the last one cut to length, then what is only its own.
+
+    `place`: of the request in the trace, which makes that rest differ from all others.
+    """
+    covered = "".join([block_text(hash_id, block_tokens) for hash_id in request.hash_ids])
+    n_rest = request.input_tokens - len(covered) // WORD_BYTES
+    if n_rest > 0:
+        covered += _named(place, f"rest of {place}", n_rest)
+    return covered[: request.input_tokens * WORD_BYTES]
 
 
 @lru_cache(maxsize=_KEPT_TEXTS)
-def block_text(hash_id: int) -> str:
+def block_text(hash_id: int, block_tokens: int) -> str:
     """The one text of `hash_id`. It begins with the id itself, so that two ids differ from their first words on."""
-    return spelled(hash_id, _ID_WORDS) + text(f"block {hash_id}", BLOCK_TOKENS - _ID_WORDS)
+    return _named(hash_id, f"block {hash_id}", block_tokens)
+
+
+def _named(number: int, name: str, n_words: int) -> str:
+    return (spelled(number, _ID_WORDS) + text(name, max(0, n_words - _ID_WORDS)))[: n_words * WORD_BYTES]
 
 
 def summarise(samples: Sequence[Sample], *, duration_s: float, max_send_delay_s: float) -> ReplayReport:
@@ -209,7 +222,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _tell(report: ReplayReport) -> None:
+def _tell(report: ReplayReport, notes: Sequence[str]) -> None:
     out = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
     table.add_column()
@@ -232,6 +245,8 @@ def _tell(report: ReplayReport) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     out.print(table)
+    for note in notes:
+        out.print(note, markup=False)
     if report.max_send_delay_s > _TOLERATED_DELAY_S:
         out.print(
             f"Some requests went out up to {show_s(report.max_send_delay_s)} late: this machine could not keep pace."

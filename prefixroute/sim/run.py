@@ -16,11 +16,11 @@ from prefixroute.core.fleet import Instance, ProbeFailure
 from prefixroute.core.held import Held, HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policy import Policy
-from prefixroute.core.prompt import Prompt
 from prefixroute.core.request import Request
 from prefixroute.core.router import Lease, Router
 from prefixroute.demo.engine import Engine, EngineConfig, EngineRequest
 from prefixroute.errors import NoInstanceError, TooManyRequestsError
+from prefixroute.sim.prompt import SimPrompt
 from prefixroute.sim.workload import SimRequest, Workload
 
 # A long answer is a few thousand steps.
@@ -156,7 +156,16 @@ class Simulation:
         self.done[index].arrived_s = self.now_s
         n_blocks = request.input_tokens // self.workload.block_tokens
         chain = request.hashes[self._stride - 1 : n_blocks : self._stride]
-        prompt = Prompt(None, b"", b"key", request.input_tokens, stream=self._streamed)
+        prompt = SimPrompt(
+            None,
+            b"",
+            b"key",
+            request.input_tokens,
+            stream=self._streamed,
+            hashes=request.hashes[:n_blocks],
+            block_tokens=self.workload.block_tokens,
+            number=index,
+        )
         self._requests[index] = Request(prompt, chain, request.input_tokens)
         self._enter(index)
 

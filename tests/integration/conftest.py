@@ -20,7 +20,7 @@ from prefixroute.testing import FakeUpstream
 
 Serve = Callable[..., AbstractAsyncContextManager[App]]
 
-_ON_BOTH_LOOPS = {"leaving", "load", "retries", "stopping", "timeouts", "uploads", "upstream"}
+_ON_BOTH_LOOPS = {"kv_events", "leaving", "load", "retries", "stopping", "timeouts", "uploads", "upstream"}
 
 # A test that waits for what never comes fails after so long: uvloop does not let pytest-timeout's signal through.
 _PATIENCE_S = 20
@@ -29,9 +29,9 @@ _PATIENCE_S = 20
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {}
-    if item.path.stem.startswith("test_proxy"):
+    if item.path.stem.startswith(("test_proxy", "test_kv_events")):
         factories["uvloop"] = uvloop.new_event_loop
-    if not factories or item.path.stem.removeprefix("test_proxy_") in _ON_BOTH_LOOPS:
+    if not factories or item.path.stem.removeprefix("test_").removeprefix("proxy_") in _ON_BOTH_LOOPS:
         factories["asyncio"] = asyncio.new_event_loop
     return factories
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from io import BytesIO
 from random import Random
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -22,9 +23,11 @@ from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason, 
 from prefixroute.core.prompt import Api, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.http.admin import Admin as AdminHandler
+from prefixroute.http.decisions import Decisions
 from prefixroute.http.server import FrontServer, listen
 from prefixroute.http.stored import StoredResponses
 from prefixroute.metrics import Metrics
+from prefixroute.record import AttemptOutcome, Decided, Outcome, RequestRecord
 
 SECRET = "sk-1234567890abcdef"
 STORY = "once upon a time there was a router " * 50
@@ -59,6 +62,7 @@ class Admin:
         )
         self.metrics = Metrics(self.router, strategy="expected_latency")
         self.stored = StoredResponses(10)
+        self.decisions = Decisions(2)
         self.stopping = False
         self.now_s = 1000.0
         self.n_changes = 0
@@ -69,6 +73,7 @@ class Admin:
             classify=classify,
             is_stopping=lambda: self.stopping,
             stored=self.stored,
+            decisions=self.decisions,
             on_change=self._on_change,
             max_body_bytes=MAX_BODY_BYTES,
             body_timeout_s=body_timeout_s,
@@ -146,9 +151,11 @@ async def test_the_index_names_every_endpoint(admin: Admin) -> None:
     status, body, _ = await admin.ask("GET", "/")
 
     assert status == 200
+    admin.decisions.note(decided(admin, "r-1"))
     for endpoint in body["endpoints"]:
         method, path = endpoint.split()
-        status, _, _ = await admin.ask(method, path.replace("{name}", "127.0.0.1:8001"))
+        path = path.replace("{name}", "127.0.0.1:8001").replace("{request_id}", "r-1")
+        status, _, _ = await admin.ask(method, path)
         assert status in (200, 503)
 
 
@@ -193,7 +200,9 @@ async def test_an_ejected_instance_makes_ready_again_when_its_pause_is_over(admi
 async def test_instances_are_shown_as_the_router_sees_them(admin: Admin) -> None:
     admin.router.fleet.probe_passed("127.0.0.1:8001")
     admin.router.probe_failed("[::1]:8002", ProbeFailure.REFUSED)
-    with admin.router.lease(admin.router.read(read_prompt(Api.CHAT, json.dumps(CHAT).encode())), now_s=admin.now_s) as lease:
+    with admin.router.lease(
+        admin.router.read(read_prompt(Api.CHAT, json.dumps(CHAT).encode())), now_s=admin.now_s
+    ) as lease:
         _, body, _ = await admin.ask("GET", "/instances")
 
     assert body[0] == {
@@ -207,11 +216,89 @@ async def test_instances_are_shown_as_the_router_sees_them(admin: Admin) -> None
         "pending_prefill_tokens": body[0]["pending_prefill_tokens"],
         "index_blocks": len(lease.request.chain),
         "capacity_tokens": 1_000_000,
+        "capacity_told": False,
+        "prediction": "unknown",
         "prefill_tokens_per_second": 12_000.0,
     }
     assert body[0]["pending_prefill_tokens"] > 400
     assert (body[1]["state"], body[1]["failure"], body[1]["models"]) == ("down", "refused", None)
     assert body[1]["url"] == "http://[::1]:8002"  # without the user and password it was made with
+
+
+# ---------------------------------------------------------------------- decisions and the ladder
+
+
+def decided(admin: Admin, request_id: str, model: str = "llama") -> RequestRecord:
+    """A request that is under way on an instance."""
+    prompt = read_prompt(Api.CHAT, json.dumps({**CHAT, "model": model}).encode())
+    record = RequestRecord(request_id, "POST", "/v1/chat/completions", "aiohttp", admin.now_s, model=model)
+    with admin.router.lease(admin.router.read(prompt), now_s=admin.now_s) as lease:
+        record.decisions.append(Decided(0.002, lease.candidates, lease.decision))
+    record.upstream = lease.instance.name
+    return record
+
+
+async def test_a_decision_is_shown_with_what_it_was_made_from_and_how_it_went(admin: Admin) -> None:
+    record = decided(admin, "r-1")
+    admin.decisions.note(record)
+
+    status, body, _ = await admin.ask("GET", "/decisions/r-1")
+    assert (status, body["over"], body["outcome"], body["duration_s"]) == (200, False, None, None)
+
+    record.attempts.append(AttemptOutcome.ANSWERED)
+    record.is_over, record.outcome, record.status, record.ttft_s = True, Outcome.OK, 200, 0.25
+    record.held_s, record.cached_tokens, record.reported_prompt_tokens = 1.5, 32, 460
+    _, body, _ = await admin.ask("GET", "/decisions/r-1")
+
+    decision = body["decisions"][0]
+    assert [c["instance"] for c in decision["candidates"]] == ["127.0.0.1:8001", "[::1]:8002"]
+    assert {c["matched_tokens"] for c in decision["candidates"]} == {0}
+    assert all(c["cost_s"] > 0 and c["held_prefill_tokens"] == 0 for c in decision["candidates"])
+    assert (decision["at_s"], decision["reason"], decision["chosen"]) == (0.002, "cold", record.upstream)
+    assert (body["attempts"], body["outcome"], body["status"], body["ttft_s"]) == (["answered"], "ok", 200, 0.25)
+    assert (body["held_s"], body["cached_tokens"], body["strategy"]) == (1.5, 32, "expected_latency")
+    assert STORY not in json.dumps(body)
+
+
+async def test_a_decision_that_is_not_kept_is_said_so_with_how_many_are(admin: Admin) -> None:
+    for request_id in ("r-1", "r-2", "r-3"):
+        admin.decisions.note(decided(admin, request_id))
+    status, body, _ = await admin.ask("GET", "/decisions/r-1")
+    assert (status, body["error"]["code"]) == (404, "unknown_decision")
+    assert "the last 2 requests" in body["error"]["message"]
+    assert (await admin.ask("GET", "/decisions"))[0] == 404
+    assert (await admin.ask("POST", "/decisions/r-2"))[0] == 405
+
+
+@pytest.mark.parametrize("request_id", ["a/../b", "a//b/", "a?b#c", "50%"])
+async def test_a_decision_is_found_by_any_id_that_a_request_may_have(admin: Admin, request_id: str) -> None:
+    admin.decisions.note(decided(admin, request_id))
+    status, body, _ = await admin.ask("GET", f"/decisions/{quote(request_id, safe='/')}")
+    assert (status, body["request_id"]) == (200, request_id)
+
+
+async def test_a_model_that_nobody_lists_is_not_repeated(admin: Admin) -> None:
+    admin.decisions.note(decided(admin, "r-1", model=SECRET))
+    _, body, _ = await admin.ask("GET", "/decisions/r-1")
+    assert body["model"] == "other"
+
+
+async def test_the_ladder_tells_tokens_and_gaps_of_those_that_reported_apart_from_the_others(admin: Admin) -> None:
+    request = admin.router.read(read_prompt(Api.CHAT, json.dumps(CHAT).encode()))
+    for reports in (True, True, False):
+        with admin.router.lease(request, now_s=admin.now_s) as lease:
+            lease.first_byte(admin.now_s, learn=True)
+            if reports:
+                lease.reported(0, request.n_tokens)
+    status, body, _ = await admin.ask("GET", "/ladder")
+    whole = len(request.chain) * 64
+    assert status == 200
+    assert list(body["tokens"]) == ["prompt", "ideal", "pooled", "reachable", "chosen", "reported"]
+    assert (body["requests"], body["tokens"]["prompt"]) == (2, 2 * request.n_tokens)
+    assert (body["tokens"]["reachable"], body["tokens"]["chosen"], body["tokens"]["reported"]) == (whole, whole, 0)
+    assert body["gaps"]["engine"] == pytest.approx(whole / request.n_tokens / 2)
+    assert body["unreported"]["requests"] == 1
+    assert body["unreported"]["tokens"]["chosen"] == whole
 
 
 # ---------------------------------------------------------------------- draining

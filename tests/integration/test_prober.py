@@ -6,7 +6,7 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from types import TracebackType
@@ -22,6 +22,7 @@ from prefixroute.core.fleet import Instance, ProbeFailure, State
 from prefixroute.core.policies.blind import LeastOutstanding
 from prefixroute.core.prompt import Api, read_prompt
 from prefixroute.core.router import Router
+from prefixroute.instance_facts import EventSource
 from prefixroute.prober import LEARN_EVERY_S, Prober, failure_of
 
 SECRET = "sk-1234567890abcdef"
@@ -114,11 +115,16 @@ class Probing:
         self.clock = Clock()
         self.n_changes = 0
         self.outcomes: list[str] = []
+        self.asks_events: list[str] = []
+        self.events: list[tuple[str, Sequence[EventSource]]] = []
+        self.emptied: list[tuple[str, float | None]] = []
 
     def prober(self, *, api_keys: dict[str, str] | None = None, known_capacity: tuple[str, ...] = ()) -> Prober:
         return Prober(
             self.router, self.health, api_keys=api_keys, known_capacity=known_capacity,
             on_change=self._on_change, on_probe=lambda _name, outcome: self.outcomes.append(outcome),
+            asks_events=self.asks_events, on_events=lambda name, sources: self.events.append((name, sources)),
+            on_emptied=lambda name, started_s: self.emptied.append((name, started_s)),
             clock=self.clock, rng=Random(1),
         )  # fmt: skip
 
@@ -563,3 +569,44 @@ async def test_a_prober_outside_its_context_says_so(server: Server) -> None:
 
     with pytest.raises(RuntimeError, match="outside its context"):
         await probing.prober().probe_once(probing.instances[0])
+
+
+# ------------------------------------------------------------------ KV events
+
+
+async def test_where_events_are_is_asked_of_those_that_are_to_tell(server: Server) -> None:
+    server.answers["/kv_event_sources"] = answer(200, b'{"0": {"endpoint": "tcp://*:5557"}}')
+    async with Server() as other:
+        probing = Probing([server, other])
+        probing.asks_events = ["gpu-0"]
+        async with probing.prober() as prober:
+            for instance in probing.instances:
+                await prober.probe_once(instance)
+        assert "/kv_event_sources" not in other.asked
+    assert probing.events == [("gpu-0", (EventSource("tcp://*:5557"),))]
+
+
+@pytest.mark.parametrize("reply", [answer(404), answer(200, b"{}"), answer(200, b"not json"), b""])
+async def test_an_instance_without_events_is_told_once(
+    server: Server, reply: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers["/kv_event_sources"] = reply
+    probing = Probing([server])
+    probing.asks_events = ["gpu-0"]
+    async with probing.prober() as prober:
+        for _ in range(2):
+            await prober.probe_once(probing.instances[0])
+            probing.clock.now_s += LEARN_EVERY_S
+    assert probing.events == []
+    lines = [r.getMessage() for r in caplog.records if "KV events" in r.getMessage()]
+    assert lines == ["gpu-0 tells of no KV events: the estimated map serves (start it with --kv-events-config)"]
+
+
+async def test_others_hear_of_a_restart_and_of_sleep(server: Server) -> None:
+    probing = Probing([server])
+    async with probing.prober() as prober:
+        for started, awake in ((100, 1), (100, 0), (200, 1)):
+            server.answers["/metrics"] = answer(200, METRICS % (started, awake))
+            await prober.probe_once(probing.instances[0])
+            probing.clock.now_s += LEARN_EVERY_S
+    assert probing.emptied == [("gpu-0", None), ("gpu-0", 200.0)]

@@ -103,7 +103,7 @@ async def test_a_fault_of_the_router_is_a_500_that_says_nothing(
         raise KeyError(SECRET)
 
     expected_errors.append("fault in the router: KeyError")
-    monkeypatch.setattr(Proxy, "_serve", serves)
+    monkeypatch.setattr(Proxy, "_ask", serves)
     async with FakeUpstream() as upstream, serve(upstream) as app, RawClient(app.url) as client:
         answer = await client.request("POST", "/v1/messages", BODY)
         if begun:

@@ -11,7 +11,8 @@ from prefixroute.demo.client import MeasuringClient, TargetError
 from prefixroute.demo.engine import EngineConfig
 from prefixroute.demo.server import ServerConfig, SimulatedServer, tokens
 from prefixroute.sim.replay import ReplayReport, block_text, prompt_text, replay
-from prefixroute.sim.traces import BLOCK_TOKENS, TraceRequest
+from prefixroute.sim.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
+from prefixroute.sim.traces import Trace, TraceRequest
 
 FAST = EngineConfig(speed=1_000.0)
 MODEL = "demo-model"
@@ -35,7 +36,7 @@ async def server() -> AsyncIterator[SimulatedServer]:
 async def played(url: str, trace: Sequence[TraceRequest], *, max_in_flight: int | None = 1) -> ReplayReport:
     """As fast as the answers come, one at a time, in order."""
     async with MeasuringClient(url, timeout_s=20) as client:
-        return await replay(trace, client, model=MODEL, speed=1e6, max_in_flight=max_in_flight)
+        return await replay(Trace(trace), client, model=MODEL, speed=1e6, max_in_flight=max_in_flight)
 
 
 async def served(handler: Handler) -> tuple[web.AppRunner, str]:
@@ -52,7 +53,7 @@ async def played_against(handler: Handler, *, timeout_s: float = 20) -> ReplayRe
     runner, url = await served(handler)
     try:
         async with MeasuringClient(url, timeout_s=timeout_s) as client:
-            return await replay(requests([1]), client, model=MODEL)
+            return await replay(Trace(requests([1])), client, model=MODEL)
     finally:
         await runner.cleanup()
 
@@ -71,12 +72,24 @@ def refusing_url() -> str:
 def test_a_prompt_is_exactly_as_long_as_the_trace_says() -> None:
     for n_tokens in (1, 7, 511, 512, 513, 1_500):
         (request,) = requests(range(-(-n_tokens // BLOCK_TOKENS)), n_tokens=n_tokens)
-        assert tokens.count(tokens.encode(prompt_text(request))) == n_tokens
+        assert tokens.count(tokens.encode(prompt_text(request, BLOCK_TOKENS, 0))) == n_tokens
+
+
+def test_what_no_id_covers_is_filled_up_and_shared_with_nobody() -> None:
+    """A recording has ids for full blocks only."""
+    for n_rest in (1, 7, 100):
+        request = TraceRequest(0.0, 2 * 16 + n_rest, 5, (8, 9))
+        first, second = (prompt_text(request, 16, place) for place in (0, 1))
+        assert tokens.count(tokens.encode(first)) == request.input_tokens
+        shared = block_text(8, 16) + block_text(9, 16)
+        assert first.startswith(shared)
+        assert second.startswith(shared)
+        assert first[len(shared) :][:4] != second[len(shared) :][:4]
 
 
 def test_equal_ids_are_equal_texts_and_others_differ_at_once() -> None:
-    assert block_text(7) == block_text(7)
-    texts = [block_text(number) for number in range(3_000)]
+    assert block_text(7, BLOCK_TOKENS) == block_text(7, BLOCK_TOKENS)
+    texts = [block_text(number, BLOCK_TOKENS) for number in range(3_000)]
     assert {len(text) for text in texts} == {BLOCK_TOKENS * tokens.TOKEN_BYTES}
     assert len({text[:32] for text in texts}) == len(texts)
 

@@ -17,20 +17,23 @@ from prefixroute.config.settings import (
     FleetSettings,
     HealthSettings,
     LimitsSettings,
+    RecordingSettings,
     RoutingSettings,
     Settings,
     Strategy,
 )
 from prefixroute.core.fleet import HealthConstants, Instance
+from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
+from prefixroute.core.policies.kv_aware import KvAware
 from prefixroute.core.policies.prefix_aware import PrefixAware
 from prefixroute.core.policies.session import SessionPolicy
 from prefixroute.core.policy import Candidate, Facts, Policy
 from prefixroute.core.prompt import Api, read_prompt
-from prefixroute.core.router import DEFAULT_CAPACITY_TOKENS, Router
+from prefixroute.core.router import DEFAULT_CAPACITY_TOKENS, Router, Sampling
 from prefixroute.errors import ConfigError
 from prefixroute.testing.policies import check_policy
 
@@ -40,6 +43,7 @@ POLICIES: dict[str, type[Policy]] = {
     "least_outstanding_requests": LeastOutstanding,
     "prefix_aware": PrefixAware,
     "session": SessionPolicy,
+    "kv_aware": KvAware,
     "expected_latency": ExpectedLatency,
 }
 
@@ -155,8 +159,12 @@ def test_constants_of_the_core_have_the_defaults_of_their_settings(kind: type[An
         assert getattr(table, field.name) == field.default, field.name
 
 
+# What has the constants of expected_latency.
+PARTS = (LoadConstants, LatencyConstants, HoldConstants, GuardConstants, Sampling)
+
+
 def test_every_constant_of_expected_latency_is_used_by_exactly_one_part_of_the_core() -> None:
-    used = [field.name for kind in (LoadConstants, LatencyConstants, HoldConstants) for field in fields(kind)]
+    used = [field.name for kind in PARTS for field in fields(kind)]
     assert sorted(used) == sorted(ExpectedLatencySettings.model_fields)
 
 
@@ -165,7 +173,7 @@ def test_every_health_setting_is_the_fleets_or_the_probers() -> None:
     assert {field.name for field in fields(HealthConstants)} | probers == set(HealthSettings.model_fields)
 
 
-@pytest.mark.parametrize("kind", [LoadConstants, LatencyConstants, HoldConstants, HealthConstants])
+@pytest.mark.parametrize("kind", [*PARTS, HealthConstants])
 def test_each_constant_comes_from_the_setting_of_its_name(kind: Callable[..., Any]) -> None:
     table = HealthSettings() if kind is HealthConstants else ExpectedLatencySettings()
     for n, name in enumerate(signature(kind).parameters, start=2):
@@ -243,6 +251,7 @@ async def test_the_banner_names_fleet_strategy_and_metrics() -> None:
             "strategy": "random",
             "requests": f"http://127.0.0.1:{app.port}",
             "metrics": f"http://127.0.0.1:{app.admin_port}/metrics",
+            "recording": None,
             "instances": [
                 {"name": "gpu-a", "url": "http://127.0.0.1:1"},
                 {"name": "gpu-long", "url": "http://127.0.0.1:2"},
@@ -257,6 +266,26 @@ async def test_the_banner_says_when_there_are_no_metrics() -> None:
         assert title.endswith("random over 1 instance")
         assert metrics == "  metrics   off (admin: null)"
         assert app.facts()["metrics"] is None
+
+
+async def test_the_banner_says_where_requests_are_recorded(tmp_path: Path) -> None:
+    settings = settings_for_banner(None, {"url": "http://127.0.0.1:1"})
+    path = str(tmp_path / "rec.jsonl")
+    table = RecordingSettings.model_validate({"path": path})
+    async with running(settings.model_copy(update={"recording": table})) as app:
+        assert f"  recording {path}" in app.banner()
+        assert app.facts()["recording"] == path
+
+
+@pytest.mark.parametrize("missing", ["zmq", "msgspec"])
+async def test_kv_events_without_their_extra_stop_the_start(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("prefixroute.kv_events")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    settings = settings_for_banner(None, {"url": "http://127.0.0.1:1", "kv_events": "auto"})
+    with pytest.raises(ConfigError, match=rf"needs {missing}, .*pip install 'prefixroute\[kv-events\]'"):
+        async with running(settings):
+            pass
 
 
 async def test_a_key_that_is_not_set_stops_the_start() -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from prefixroute import __version__, cli
 from prefixroute.config import Strategy
-from prefixroute.explain import show
+from prefixroute.explain import show, show_ladder
 
 URLS = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 STRATEGIES = ", ".join(get_args(Strategy))
@@ -358,6 +358,7 @@ def candidate(name: str, **changed: Any) -> dict[str, Any]:
         "matched_tokens": 0,
         "in_flight": 0,
         "pending_prefill_tokens": 0,
+        "held_prefill_tokens": 0,
         "cost_s": None,
         **changed,
     }
@@ -375,17 +376,25 @@ def test_an_explanation_shows_the_chosen_one_first_and_the_others_by_cost() -> N
     text = shown(
         explanation(
             candidate("gpu-a", cost_s=0.5),
-            candidate("gpu-b", cost_s=0.25, matched_tokens=1_024, in_flight=3, pending_prefill_tokens=77),
+            candidate(
+                "gpu-b",
+                cost_s=0.25,
+                matched_tokens=1_024,
+                in_flight=3,
+                pending_prefill_tokens=77,
+                held_prefill_tokens=9,
+            ),
             candidate("gpu-c", cost_s=0.1),
             chosen="gpu-b",
             reason="affinity",
+            held=True,
         )
     )
     assert text.startswith("model m: 1200 tokens in 4 blocks; strategy expected_latency\n")
-    assert text.endswith("→ gpu-b (affinity)\n")
+    assert text.endswith("→ gpu-b (affinity, held first: it is busy)\n")
     assert text.index("gpu-b") < text.index("gpu-c") < text.index("gpu-a")
     (line,) = [line for line in text.splitlines() if line.startswith("  gpu-b")]
-    assert line.split() == ["gpu-b", "up", "1024", "3", "77", "250.0", "ms"]
+    assert line.split() == ["gpu-b", "up", "1024", "3", "77", "9", "250.0", "ms"]
 
 
 def test_an_explanation_takes_names_as_they_are() -> None:
@@ -399,3 +408,79 @@ def test_an_explanation_without_candidates_has_no_table() -> None:
     assert shown(explanation(model=None)) == (
         "model -: 1200 tokens in 4 blocks; strategy expected_latency\n→ nobody (no_instance)\n"
     )
+
+
+# explain --ladder
+
+
+def ladder(*rungs: int, unreported: int = 0) -> dict[str, Any]:
+    names = ("prompt", "ideal", "pooled", "reachable", "chosen", "reported")
+    tokens = dict(zip(names, rungs or (0,) * 6, strict=True))
+    steps = list(tokens.values())
+    gaps = ("workload", "capacity", "spread", "spill", "engine")
+    lost = zip(gaps, steps, steps[1:], strict=False)
+    return {
+        "requests": 12,
+        "tokens": tokens,
+        "gaps": {gap: max(0, above - below) / steps[0] for gap, above, below in lost} if rungs else {},
+        "unreported": {"requests": unreported, "tokens": {}},
+        "sampling": 1,
+    }
+
+
+def shown_ladder(answer: dict[str, Any]) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    show_ladder(json.loads(json.dumps(answer)), console)
+    written = console.file
+    assert isinstance(written, io.StringIO)
+    return written.getvalue()
+
+
+def test_the_ladder_shows_each_rung_and_what_is_lost_above_it() -> None:
+    text = shown_ladder(ladder(1000, 800, 700, 650, 600, 300))
+    rows = [line.split() for line in text.splitlines() if "%" in line][:6]
+    assert [row[-2:] for row in rows[1:]] == [
+        ["%", gap] for gap in ("workload", "capacity", "spread", "spill", "engine")
+    ]
+    assert [row[-6:-2] for row in rows[1:]] == [
+        ["800", "80.0", "%", "20.0"],
+        ["700", "70.0", "%", "10.0"],
+        ["650", "65.0", "%", "5.0"],
+        ["600", "60.0", "%", "5.0"],
+        ["300", "30.0", "%", "30.0"],
+    ]
+    assert "of 12 requests" in text
+
+
+@pytest.mark.parametrize(
+    ("rungs", "first", "second"),
+    [
+        ((1000, 800, 700, 650, 600, 300), "30.0 % – The engine", None),
+        ((1000, 300, 200, 200, 200, 200), "70.0 % – The workload", "10.0 % – Capacity"),
+        ((1000, 900, 500, 400, 400, 400), "40.0 % – Capacity", None),
+        ((1000, 900, 900, 400, 400, 400), "50.0 % – Routing: prefixes are spread", None),
+        ((1000, 900, 900, 900, 400, 400), "50.0 % – Routing: requests go past", None),
+        ((1000, 300, 299, 299, 299, 299), "70.0 % – The workload", None),
+        ((1000, 1000, 1000, 1000, 1000, 1000), None, None),
+    ],
+)
+def test_the_ladder_says_what_to_do_about_the_largest_gap(
+    rungs: tuple[int, ...], first: str | None, second: str | None
+) -> None:
+    sentences = [line for line in shown_ladder(ladder(*rungs)).splitlines() if " – " in line]
+    assert [sentence[: len(words)] for sentence, words in zip(sentences, (first, second), strict=False) if words] == [
+        words for words in (first, second) if words
+    ]
+    assert len(sentences) == (first is not None) + (second is not None)
+
+
+def test_instances_that_report_nothing_are_no_gap() -> None:
+    text = shown_ladder(ladder(unreported=7))
+    assert text.startswith("7 more requests are not in it")
+    assert "%" not in text
+    assert "nothing to tell yet" in shown_ladder(ladder())
+
+
+def test_explain_takes_a_body_or_the_ladder(shell: Shell) -> None:
+    for arguments in ((), ("body.json", "--ladder")):
+        refused(shell.run("explain", *arguments), "explain takes a BODY or --ladder, and not both")

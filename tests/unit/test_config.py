@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from prefixroute.config.file import MAX_FILE_BYTES, parse_json, parse_yaml
 from prefixroute.config.load import MAX_PROBLEMS, api_key, instances_from_urls, load_settings, require_instances
-from prefixroute.config.settings import InstanceSettings, Settings, Strategy, Table, table_in
+from prefixroute.config.settings import InstanceSettings, KvEventsSettings, Settings, Strategy, Table, table_in
 from prefixroute.config.url import instance_name, instance_url
 from prefixroute.errors import ConfigError
 
@@ -101,6 +101,9 @@ def test_the_example_has_every_setting() -> None:
         here = data
         for key in path.split("."):
             here = here[0] if isinstance(here, list) else here
+            if here is None or here == "off":  # off by default: its settings are shown in comments
+                assert f"#     {key}: " in EXAMPLE.read_text(), f"{path} is missing from config.example.yaml"
+                break
             assert key in here, f"{path} is missing from config.example.yaml"
             here = here[key]
 
@@ -116,6 +119,66 @@ def test_every_setting_is_described(path: str, table: type[Table]) -> None:
     assert description is not None
     assert description.endswith(".")
     assert "\n" not in description
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("off", "off"),
+        ("auto", "auto"),
+        ("tcp://gpu-a:5557", KvEventsSettings(endpoint="tcp://gpu-a:5557")),
+        ("ipc:///run/vllm/kv", KvEventsSettings(endpoint="ipc:///run/vllm/kv")),
+        ({"endpoint": "tcp://*:5557", "bind": True}, KvEventsSettings(endpoint="tcp://*:5557", bind=True)),
+    ],
+)
+def test_kv_events_are_off_auto_or_an_endpoint(value: object, expected: object) -> None:
+    assert InstanceSettings.model_validate({"url": "http://a", "kv_events": value}).kv_events == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("aut", "kv_events.endpoint: must be off, auto, tcp://HOST:PORT or ipc:///PATH"),
+        ("inproc://a", "kv_events.endpoint: must be off, auto, tcp://HOST:PORT or ipc:///PATH"),
+        ("tcp://gpu-a:70000", "kv_events.endpoint: must be off, auto, tcp://HOST:PORT or ipc:///PATH"),
+        (
+            "tcp://*:5557",
+            "kv_events.endpoint: must name a host, not * (or set bind, where the instance connects to us)",
+        ),
+        (
+            {"endpoint": "tcp://*:5557", "bind": True, "replay_endpoint": "tcp://*:5558"},
+            "kv_events.replay_endpoint: must name a host, not * (or set bind, where the instance connects to us)",
+        ),
+        ({}, "kv_events.endpoint: is required"),
+        (True, "kv_events: must be off, auto, an endpoint, or a table with an endpoint"),
+        ({"endpoint": "tcp://a:1", "topics": ""}, "kv_events.topics: unknown setting; did you mean 'topic'?"),
+    ],
+)
+def test_kv_events_that_cannot_be_are_told_in_one_line(value: object, line: str) -> None:
+    assert problem({"fleet": {"instances": [{"url": "http://a", "kv_events": value}]}}) == f"fleet.instances[0].{line}"
+
+
+def test_a_path_alone_turns_recording_on() -> None:
+    recording = from_environ(PREFIXROUTE_RECORDING__PATH="rec.jsonl").recording
+    assert recording is not None
+    assert (recording.path, recording.key_file) == ("rec.jsonl", None)
+    assert (recording.max_file_bytes, recording.n_files, recording.block_tokens) == (67_108_864, 8, 128)
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({}, "recording.path: is required"),
+        ({"path": "rec/"}, "recording.path: must be the path of a file"),
+        ({"path": "rec\n"}, "recording.path: must be the path of a file"),
+        ({"path": "rec", "key_file": "rec"}, "recording.key_file: must be another file than path"),
+        ({"path": "rec", "n_files": 1}, "recording.n_files: must be at least 2, not 1"),
+        ({"path": "rec", "max_file_bytes": 1000}, "recording.max_file_bytes: must be at least 1048576, not 1000"),
+        ({"path": "rec", "block_tokens": 8}, "recording.block_tokens: must be at least 16, not 8"),
+    ],
+)
+def test_what_is_wrong_with_a_recording_is_told(table: dict[str, Any], problem: str) -> None:
+    assert problems_of(lambda: from_table({"recording": table})) == [problem]
 
 
 def test_settings_are_frozen() -> None:
@@ -383,17 +446,17 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
         ({"log": {"x\ny": 1}}, r"log.'x\ny': unknown setting (known here: format, level, access)"),
         ({"listen": {"x" * 99: 1}}, f"listen.{'x' * 60}…: unknown setting (known here: host, port)"),
         (
-            {"fleet": {"instances": [{"url": "http://a", "kv_events": 1}]}},
+            {"fleet": {"instances": [{"url": "http://a", "weights": 1}]}},
             (
-                "fleet.instances[0].kv_events: unknown setting "
-                "(known here: url, name, models, api_key_env, capacity_tokens)"
+                "fleet.instances[0].weights: unknown setting "
+                "(known here: url, name, models, api_key_env, capacity_tokens, kv_events)"
             ),
         ),
         (
             {"routing": {"strategy": "round-robin"}},
             (
                 "routing.strategy: must be one of random, round_robin, least_outstanding_requests, prefix_aware, "
-                "session, expected_latency, custom, not 'round-robin'; did you mean 'round_robin'?"
+                "session, kv_aware, expected_latency, custom, not 'round-robin'; did you mean 'round_robin'?"
             ),
         ),
         (
@@ -426,6 +489,15 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
             {"routing": {"custom": {"factory": "make"}}},
             "routing.custom.factory: must be written package.module:make",
         ),
+        (
+            {"routing": {"shadow": ["session", "custom"]}},
+            "routing.custom.factory: is required when routing.shadow names custom (write package.module:make)",
+        ),
+        (
+            {"routing": {"shadow": ["session", "expected_latency"]}},
+            "routing.shadow[1]: is routing.strategy itself (name another one)",
+        ),
+        ({"routing": {"shadow": ["random", "random"]}}, "routing.shadow[1]: is there twice"),
         (
             {"routing": {"strategy": "custom"}},
             "routing.custom.factory: is required when routing.strategy is custom (write package.module:make)",
@@ -516,11 +588,12 @@ def test_a_wrong_setting_is_told_in_one_line(table: dict[str, Any], line: str) -
         ("routing.prefix_aware.prefix_length", 65_537),
         ("routing.prefix_aware.concurrency_threshold", 0),
         ("routing.prefix_aware.concurrency_threshold", 1025),
+        ("routing.kv_aware.concurrency_threshold", 0),
         ("routing.session.header", "x session"),
         ("routing.session.bounded_load", 0.9),
         ("routing.custom.factory", "a-b:make"),
         ("routing.custom.factory", "a.b:make()"),
-        ("tokenizer.kind", "huggingface"),
+        ("tokenizer.kind", "sentencepiece"),
         ("retry.max_attempts", 0),
         ("retry.budget_ratio", 1.1),
         ("retry.unanswered", "always"),

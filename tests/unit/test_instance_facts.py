@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixroute.instance_facts import InstanceFacts, read_metrics, read_models
+from prefixroute.instance_facts import EventSource, InstanceFacts, read_event_sources, read_metrics, read_models
 
 # What vLLM 0.32 and llama.cpp 11434 answered on /metrics.
 DATA = Path(__file__).parent.parent / "data"
@@ -120,3 +120,40 @@ def test_models_and_adapters_are_listed_by_id() -> None:
 )  # fmt: skip
 def test_an_odd_model_list_is_unknown_rather_than_empty(body: bytes) -> None:
     assert read_models(body) is None
+
+
+# Where KV events are
+
+
+FIRST = b'{"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv", "hwm": 100000}'
+SECOND = b'{"endpoint": "ipc:///x", "replay_endpoint": null}'
+
+
+@pytest.mark.parametrize(
+    "form",
+    [b'{"0": %b, "1": %b}', b"[%b, %b]", b'{"sources": [%b, %b]}'],
+    ids=["by rank", "list", "named list"],
+)
+def test_sources_of_events_in_each_form_that_vllm_has_written(form: bytes) -> None:
+    expected = (EventSource("tcp://*:5557", "tcp://*:5558", "kv"), EventSource("ipc:///x"))
+    assert read_event_sources(form % (FIRST, SECOND)) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b'{"sources": []}',
+        b'{"detail": "Not Found"}',
+        b'[5, {"endpoint": 5}]',
+        b'[{"endpoint": "inproc://x"}]',
+    ],
+)
+def test_no_sources_of_events(body: bytes) -> None:
+    assert read_event_sources(body) == ()
+
+
+@pytest.mark.parametrize("body", [b"", b"not found", b"5", b"null", b'{"sources": 5}'])
+def test_what_tells_no_sources_of_events(body: bytes) -> None:
+    assert read_event_sources(body) is None

@@ -8,11 +8,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from prefixroute.core.blocks import BlockHasher
+from prefixroute.core.exact import ExactIndex, Trust
 from prefixroute.core.fleet import Instance, ProbeFailure, State
-from prefixroute.core.policies.blind import LeastOutstanding
+from prefixroute.core.kv_blocks import Removed, Stored
+from prefixroute.core.policies.blind import LeastOutstanding, RoundRobin
+from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policy import Reason
 from prefixroute.core.prompt import Api, NoKeyCause, read_prompt
-from prefixroute.core.router import Router
+from prefixroute.core.router import Lease, Router
+from prefixroute.core.shadow import Shadow, Shadows
 from prefixroute.metrics import MAX_MODELS, MAX_REQUEST_SERIES, Metrics, encode
 from prefixroute.record import AttemptOutcome, Outcome, RequestRecord
 
@@ -35,14 +39,38 @@ FAMILIES = {
     "prefixroute_upstream_state": ("gauge", {"upstream", "state"}),
     "prefixroute_index_blocks": ("gauge", {"upstream"}),
     "prefixroute_index_bytes": ("gauge", set[str]()),
+    "prefixroute_affinity_weight": ("gauge", set()),
     "prefixroute_learned_prefill_tokens_per_second": ("gauge", {"upstream"}),
     "prefixroute_kv_capacity_tokens": ("gauge", {"upstream"}),
+    "prefixroute_recorded_requests_total": ("counter", {"outcome"}),
+    "prefixroute_exact_tokens_state": ("gauge", {"state"}),
+    "prefixroute_exact_tokens_total": ("counter", {"outcome"}),
+    "prefixroute_exact_tokens_probes_total": ("counter", {"outcome"}),
+    "prefixroute_exact_tokens_checks_total": ("counter", {"outcome"}),
     "prefixroute_policy_faults_total": ("counter", set[str]()),
     "prefixroute_waiting": ("gauge", set[str]()),
+    "prefixroute_held_requests": ("gauge", set[str]()),
+    "prefixroute_held_seconds": ("histogram", set[str]()),
+    "prefixroute_predicted_cached_tokens_total": ("counter", {"upstream"}),
+    "prefixroute_reported_cached_tokens_total": ("counter", {"upstream"}),
+    "prefixroute_upstream_prediction": ("gauge", {"upstream", "state"}),
+    "prefixroute_ladder_tokens_total": ("counter", {"rung"}),
+    "prefixroute_ladder_unreported_tokens_total": ("counter", {"rung"}),
+    "prefixroute_shadow_decisions_total": ("counter", {"strategy", "agreement"}),
+    "prefixroute_shadow_worse_seconds_total": ("counter", {"strategy"}),
+    "prefixroute_shadow_better_seconds_total": ("counter", {"strategy"}),
+    "prefixroute_shadow_faults_total": ("counter", {"strategy"}),
     "prefixroute_probes_total": ("counter", {"upstream", "outcome"}),
     "prefixroute_build_info": ("gauge", {"version", "strategy"}),
     "prefixroute_kv_events_total": ("counter", {"upstream", "event"}),
     "prefixroute_kv_events_lag_seconds": ("gauge", {"upstream"}),
+    "prefixroute_kv_events_state": ("gauge", {"upstream", "state"}),
+    "prefixroute_kv_events_gaps_total": ("counter", {"upstream"}),
+    "prefixroute_kv_events_restarts_total": ("counter", {"upstream"}),
+    "prefixroute_kv_events_undecodable_total": ("counter", {"upstream"}),
+    "prefixroute_kv_events_orphan_blocks_total": ("counter", {"upstream"}),
+    "prefixroute_exact_index_blocks": ("gauge", {"upstream"}),
+    "prefixroute_exact_index_bytes": ("gauge", set[str]()),
 }
 BODY = b'{"model":"llama","messages":[{"role":"user","content":"%s"}]}' % (b"once upon a time " * 200)
 
@@ -61,7 +89,8 @@ def router() -> Router:
         Instance("gpu-a:8000", "http://gpu-a:8000", 0, frozenset({"llama"})),
         Instance("gpu-b:8000", "http://gpu-b:8000", 1),
     ]
-    return Router(instances, LeastOutstanding(), BlockHasher(64, seed=1), Random(1))
+    shadows = Shadows([Shadow("round_robin", RoundRobin())], ExpectedLatency(), Random(1))
+    return Router(instances, LeastOutstanding(), BlockHasher(64, seed=1), Random(1), shadows=shadows)
 
 
 @pytest.fixture
@@ -300,6 +329,83 @@ def test_probes_and_waiting_requests_and_the_build_are_shown(metrics: Metrics) -
     assert value(metrics, "probes_total", upstream="gpu-a:8000", outcome="timeout") == 1
     assert value(metrics, "waiting") == 7
     assert value(metrics, "build_info", version="9.9", strategy="least_outstanding_requests") == 1
+
+
+def leased(router: Router, metrics: Metrics, cached_tokens: int | None) -> Lease:
+    """A request that has been answered and counted."""
+    with router.lease(router.read(read_prompt(Api.CHAT, BODY)), now_s=0.0) as lease:
+        lease.first_byte(0.1, learn=True)
+        if cached_tokens is not None:
+            lease.reported(cached_tokens, 2 * lease.request.n_tokens)
+    return lease
+
+
+def test_predictions_are_counted_beside_reports_for_each_instance(router: Router, metrics: Metrics) -> None:
+    leases = [leased(router, metrics, 512), leased(router, metrics, 512), leased(router, metrics, None)]
+    sums = dict.fromkeys(("gpu-a:8000", "gpu-b:8000"), 0)
+    for lease in leases[:2]:
+        sums[lease.instance.name] += lease.decision.candidate.matched_tokens
+    for name, predicted in sums.items():
+        n = sum(lease.instance.name == name for lease in leases[:2])
+        assert value(metrics, "predicted_cached_tokens_total", upstream=name) == predicted
+        # Reported in tokens of which the prompt has twice as many.
+        assert value(metrics, "reported_cached_tokens_total", upstream=name) == 256 * n
+        assert value(metrics, "upstream_prediction", upstream=name, state="unknown") == 1
+        assert value(metrics, "upstream_prediction", upstream=name, state="sound") == 0
+
+
+def test_the_ladder_counts_requests_with_and_without_a_report_apart(router: Router, metrics: Metrics) -> None:
+    leases = [leased(router, metrics, 512), leased(router, metrics, None)]
+    n_tokens = leases[0].request.n_tokens
+    assert value(metrics, "ladder_tokens_total", rung="prompt") == n_tokens
+    assert value(metrics, "ladder_tokens_total", rung="chosen") == 0
+    assert value(metrics, "ladder_tokens_total", rung="reported") == 256
+    assert value(metrics, "ladder_unreported_tokens_total", rung="prompt") == n_tokens
+    assert value(metrics, "ladder_unreported_tokens_total", rung="reachable") == len(leases[0].request.chain) * 64
+    assert value(metrics, "ladder_unreported_tokens_total", rung="reported") is None
+
+
+def test_shadows_are_shown(router: Router, metrics: Metrics) -> None:
+    for _ in range(5):
+        leased(router, metrics, None)
+    by_agreement = [
+        value(metrics, "shadow_decisions_total", strategy="round_robin", agreement=agreement)
+        for agreement in ("same", "different")
+    ]
+    assert sum(n or 0 for n in by_agreement) == 5
+    assert value(metrics, "shadow_faults_total", strategy="round_robin") == 0
+
+
+def test_held_requests_are_timed_and_others_are_not(metrics: Metrics) -> None:
+    metrics.record(a_record())
+    held = a_record()
+    held.held_s = 0.75
+    metrics.record(held)
+    assert value(metrics, "held_seconds_count") == 1
+    assert value(metrics, "held_seconds_sum") == 0.75
+    assert value(metrics, "held_requests") == 0
+
+
+def test_what_instances_say_of_their_caches_is_shown(metrics: Metrics) -> None:
+    metrics.exact = exact = ExactIndex(seed=1, max_bytes=1 << 20)
+    source = exact.open(0)
+    exact.set_trust(source, Trust.TRUSTED)
+    exact.apply(source, Stored([1, 2], None, bytes(2 * 16 * 4), 16))
+    exact.apply(source, Removed([2]))
+    exact.apply(source, Stored([3, 4, 5], 77, bytes(3 * 16 * 4), 16))
+    source.counts.gaps, source.counts.lag_s = 3, 0.5
+
+    assert value(metrics, "kv_events_total", upstream="gpu-a:8000", event="stored") == 2
+    assert value(metrics, "kv_events_total", upstream="gpu-a:8000", event="removed") == 1
+    assert value(metrics, "kv_events_total", upstream="gpu-a:8000", event="unknown") == 0
+    assert value(metrics, "kv_events_state", upstream="gpu-a:8000", state="trusted") == 1
+    assert value(metrics, "kv_events_state", upstream="gpu-a:8000", state="off") == 0
+    assert value(metrics, "kv_events_state", upstream="gpu-b:8000", state="off") == 1
+    assert value(metrics, "kv_events_gaps_total", upstream="gpu-a:8000") == 3
+    assert value(metrics, "kv_events_lag_seconds", upstream="gpu-a:8000") == 0.5
+    assert value(metrics, "kv_events_orphan_blocks_total", upstream="gpu-a:8000") == 3
+    assert value(metrics, "exact_index_blocks", upstream="gpu-a:8000") == 1
+    assert value(metrics, "exact_index_bytes") == exact.n_bytes > 0
 
 
 def test_a_snapshot_stays_as_it_was(metrics: Metrics) -> None:

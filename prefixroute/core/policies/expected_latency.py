@@ -12,8 +12,7 @@ For each candidate, in tokens of prefill work (docs/routing.md):
 No thresholds: sticking and spilling fall out of one sum.
 
 Speeds are learned, so equal instances never cost quite the same, and who was measured a hair faster would get every
-cold prompt of an idle fleet. Costs that differ by less than a share of the request's own prefill are therefore equal:
-the longest match among them, ties at random.
+cold prompt of an idle fleet. A speed that is near the fleet's is therefore taken to be the fleet's; ties go by lot.
 """
 
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ class LatencyConstants:
     affinity_max: float = 20
     affinity_backlog_tokens: float = 16_000
     # Above the noise of learned speeds: each is worth about 100 samples, which leaves 3 % of a scatter of 30 %.
-    tie_ratio: float = 0.05
+    same_speed_ratio: float = 0.05
 
 
 class ExpectedLatency(StatelessPolicy):
@@ -49,23 +48,26 @@ class ExpectedLatency(StatelessPolicy):
         longest = 0
         least_work = float("inf")
         total_in_flight = 0
-        total_pending = 0.0
+        total_pending = facts.held_work
         for c in candidates:
             if c.matched_tokens > longest:
                 longest = c.matched_tokens
             if c.work < least_work:
                 least_work = c.work
             total_in_flight += c.in_flight
-            total_pending += c.pending_work + c.held_work
+            total_pending += c.pending_work
 
         affinity = k.affinity * min(k.affinity_max, 1 + total_pending / n / k.affinity_backlog_tokens)
         interference = k.interference / (1 + total_in_flight / n / k.interference_damping)
         fleet_rate, mean_work = facts.fleet_rate, facts.mean_work
         kv_read = k.kv_read_s * fleet_rate
+        slowest_same, fastest_same = fleet_rate * (1 - k.same_speed_ratio), fleet_rate * (1 + k.same_speed_ratio)
 
         scores = []
         for c in candidates:
-            work = c.work
+            work, rate = c.work, c.prefill_rate
+            if slowest_same < rate < fastest_same:
+                rate = fleet_rate
             here = (
                 c.pending_work
                 - c.head_progress
@@ -74,13 +76,10 @@ class ExpectedLatency(StatelessPolicy):
                 + interference * c.in_flight * (work if work < mean_work else mean_work)  # noqa: FURB136  3x min()
                 + kv_read * c.in_flight_tokens / c.capacity_tokens
             )
-            scores.append(here / c.prefill_rate + affinity * (work - least_work) / fleet_rate)
+            scores.append(here / rate + affinity * (work - least_work) / fleet_rate)
 
-        limit = min(scores) + k.tie_ratio * least_work / fleet_rate
-        best = [c for c, score in zip(candidates, scores, strict=True) if score <= limit]
-        if len(best) > 1:
-            most = max(c.matched_tokens for c in best)
-            best = [c for c in best if c.matched_tokens == most]
+        least = min(scores)
+        best = [c for c, score in zip(candidates, scores, strict=True) if score == least]
         chosen = best[0] if len(best) == 1 else rng.choice(best)
         if not longest:
             reason = Reason.COLD if facts.prompt.key else Reason.LOAD

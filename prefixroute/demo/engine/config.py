@@ -18,6 +18,9 @@ class EngineConfig:
     # Requests waiting and running; above it new ones are refused (vLLM's --max-num-queued-reqs). None: no limit.
     max_num_queued_reqs: int | None = None
     enable_prefix_caching: bool = True
+    # Of each token found in the cache, the share of its prefill that it costs all the same: 1 is a cache whose hits
+    # are reported and bring nothing.
+    cached_cost_ratio: float = 0.0
     prefill_tokens_per_s: float = 16_000.0
     # Attention makes a token at this position cost twice what one at position 0 costs.
     prefill_slowdown_tokens: float = 32_768.0

@@ -51,6 +51,16 @@ class BlockPool:
             found.append(block)
         return found
 
+    def n_leading(self, hashes: Sequence[int]) -> int:
+        """How many of `hashes` are cached, up to the first that is not."""
+        by_hash = self._by_hash
+        n = 0
+        for block_hash in hashes:
+            if block_hash not in by_hash:
+                break
+            n += 1
+        return n
+
     def count_free(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` are free, that is, would leave the free queue if they were shared."""
         refs = self._refs

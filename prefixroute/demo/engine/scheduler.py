@@ -156,6 +156,8 @@ class Engine(Generic[RequestT]):
             self._running.append(self._waiting.popleft())
             batch.append(request)
             prefill_s += config.prefill_s(request.n_computed, request.n_new)
+            if config.cached_cost_ratio:
+                prefill_s += config.cached_cost_ratio * config.prefill_s(0, request.n_computed)
 
         if not batch:
             return None

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from prefixroute.core.blocks import BlockHasher
+from prefixroute.core.canonical import turns_key
 from prefixroute.core.fleet import HealthConstants, Instance, ProbeFailure, State
 from prefixroute.core.policies.blind import LeastOutstanding
 from prefixroute.core.policies.expected_latency import ExpectedLatency
@@ -564,3 +565,39 @@ def test_an_instance_ten_times_slower_gets_little_and_is_not_given_up() -> None:
         now_s = max(free_s.values()) + 1
     assert 0 < found[2] < found.total() / 5
     assert router.fleet.state("gpu-2").state is State.UP
+
+
+# ------------------------------------------------------------------ answers
+
+
+def test_the_next_turn_matches_the_answer_too() -> None:
+    router = make_router(1)
+    question, answer = "why? " * 100, "because " * 100
+    request = router.read(chat(question))
+    with router.lease(request, now_s=0.0) as lease:
+        said = turns_key([{"role": "assistant", "content": answer}])
+        lease.computed(router.continued(request, said))
+    following = router.lease(router.read(chat(question, answer, "and? " * 100)), now_s=1.0)
+    n_bytes = len(request.prompt.key) + len(said)
+    assert following.decision.candidate.matched_tokens == n_bytes // (4 * BLOCK_TOKENS) * BLOCK_TOKENS
+    following.end()
+
+
+def test_a_short_prompt_goes_on_as_if_it_had_been_longer() -> None:
+    router = make_router(1)
+    request = router.read(chat("?"))
+    assert request.chain == []
+    assert router.continued(request, b"x" * 200) == router._hasher.chain(
+        request.prompt.scope, request.prompt.key + b"x" * 200
+    )
+
+
+def test_a_chain_of_real_tokens_is_not_continued_by_text() -> None:
+    class Ids:
+        def tokenize(self, prompt: Prompt) -> bytes:
+            return bytes(4 * BLOCK_TOKENS)
+
+    router = make_router(1, tokenizer=Ids())
+    request = router.read(chat("why?"))
+    assert len(request.chain) == 1
+    assert router.continued(request, b"because " * 100) is request.chain

@@ -74,6 +74,31 @@ def test_usage_is_none_where_it_is_not_told(pieces: list[bytes]) -> None:
     assert watched(*pieces).usage() is None
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b'{"usage":{"prompt_tokens":100,"total_tokens":120,"completion_tokens":20,"completion_tokens_details":null}}'],
+        [b"data: {}\n\n"] * 100 + [b'data: {"usage": {"completion_tokens" : 20}}\n\n', b"data: [DONE]\n\n"],
+        [b'{"usage":{"completion_tokens":19}}', b'{"usage":{"completion_tokens":20}}'],
+        [b'{"usage":{"input_tokens":5,"output_tok', b'ens":20,"output_tokens_details":{"reasoning_tokens":0}}}'],
+        [MESSAGES_START, *[b"data: {}\n\n"] * 100, b'{"type":"message_delta","usage":{"output_tokens":20}}'],
+        [b'{"details":{"generated_tokens":20},"generated_text":"\\"output_tokens\\": 7"}'],
+    ],
+)
+def test_the_length_of_an_answer_is_found_where_apis_put_it(pieces: list[bytes]) -> None:
+    assert watched(*pieces).completion_tokens() == 20
+
+
+@pytest.mark.parametrize("pieces", [[], [b"{}"], [b'"completion_tokens":null'], [b'"completion_tokens":"20"']])
+def test_the_length_of_an_answer_is_none_where_it_is_not_told(pieces: list[bytes]) -> None:
+    assert watched(*pieces).completion_tokens() is None
+
+
+def test_events_of_a_stream_are_counted() -> None:
+    assert watched(b"data: a\n\n", b"data: b\n\ndata: c\n\n", b'{"text":"a\\n\\n"}').n_events == 3
+    assert watched(b"data: a\r\n\r\n", b"data: b\r\n\r\ndata: c\r\n\r\n").n_events == 3
+
+
 def test_the_last_word_on_usage_counts() -> None:
     assert watched(b'"prompt_tokens":1,"cached_tokens":0', CHAT_USAGE).usage() == (64, 100)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prefixroute.errors import ConfigError
-from prefixroute.sim.traces import TraceRequest, parse_trace, read_trace
+from prefixroute.sim.traces import Trace, TraceRequest, parse_trace, read_trace
 
 
 def line(timestamp: float = 0, input_length: int = 600, output_length: int = 5, **changes: Any) -> bytes:
@@ -17,15 +17,16 @@ def line(timestamp: float = 0, input_length: int = 600, output_length: int = 5, 
 
 
 def arrivals(*timestamps_ms: float, limit: int | None = None) -> list[float]:
-    return [request.arrival_s for request in parse_trace(map(line, timestamps_ms), "trace", limit)]
+    return [request.arrival_s for request in parse_trace(map(line, timestamps_ms), "trace", limit).requests]
 
 
 def test_a_line_becomes_a_request() -> None:
-    assert parse_trace([line(1_500, 600, 7, hash_ids=[3, 9])], "trace") == [TraceRequest(1.5, 600, 7, (3, 9))]
+    trace = parse_trace([line(1_500, 600, 7, hash_ids=[3, 9])], "trace")
+    assert trace == Trace([TraceRequest(1.5, 600, 7, (3, 9))], 512)
 
 
 def test_empty_lines_and_further_fields_are_passed_over() -> None:
-    assert len(parse_trace([line(), b"\n", line(1, type="text"), b""], "trace")) == 2
+    assert len(parse_trace([line(), b"\n", line(1, type="text"), b""], "trace").requests) == 2
 
 
 def test_requests_of_one_tick_are_spread_evenly_over_it() -> None:
@@ -48,7 +49,7 @@ def test_a_limit_does_not_move_the_requests_before_it() -> None:
 
 def test_what_comes_after_the_limit_is_not_looked_at() -> None:
     lines = [line(0), line(3_000), line(6_000), b"garbage"]
-    assert len(parse_trace(lines, "trace", limit=2)) == 2
+    assert len(parse_trace(lines, "trace", limit=2).requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -89,11 +90,11 @@ def test_a_trace_without_requests_is_refused() -> None:
 def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_trace(tmp_path / "missing.jsonl")
-    with pytest.raises(ConfigError, match="Is a directory"):
+    with pytest.raises(ConfigError, match=f"^{tmp_path}: Is a directory"):
         read_trace(tmp_path)
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(line(0) + line(0) + line(3_000))
-    assert [request.arrival_s for request in read_trace(path)] == pytest.approx([0, 1.5, 3])
+    assert [request.arrival_s for request in read_trace(path).requests] == pytest.approx([0, 1.5, 3])
