@@ -393,6 +393,15 @@ def simulate(
         ),
     ] = None,
     kv_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Tokens in the KV cache of each.")] = 400_000,
+    cached_cost: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="X",
+            help="Share of its prefill that a cached token costs all the same; at 1, hits bring nothing.",
+        ),
+    ] = 0.0,
     jobs: Annotated[
         int | None, typer.Option(min=1, max=1_024, help="Processes; as many as processors.", show_default=False)
     ] = None,
@@ -419,6 +428,7 @@ def simulate(
         kill=kill or (),
         n_requests=requests,
         kv_tokens=kv_tokens,
+        cached_cost=cached_cost,
         n_processes=jobs,
         json_path=json_file,
         chart_path=chart,

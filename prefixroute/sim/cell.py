@@ -78,6 +78,8 @@ def measure(cell: Cell, strategy: Strategy) -> Figures:
         seed=cell.seed,
         load_constants=strategy.load_constants,
         hold=strategy.hold,
+        guard=strategy.guard,
+        sampling=strategy.sampling,
     ).run()
     return summarise(
         workload,

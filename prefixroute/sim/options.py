@@ -40,6 +40,7 @@ class SimulateOptions:
     kill: Sequence[str] = ()
     n_requests: int = 12_000
     kv_tokens: int = 400_000
+    cached_cost: float = 0.0
     n_processes: int | None = None
     json_path: Path | None = None
     chart_path: Path | None = None
@@ -62,7 +63,7 @@ class SimulateOptions:
             tuple(_parse_slow(text, min(fleets)) for text in self.slow),
             tuple(_parse_kill(text, min(fleets)) for text in self.kill),
         )
-        engine = EngineConfig(kv_tokens=self.kv_tokens)
+        engine = EngineConfig(kv_tokens=self.kv_tokens, cached_cost_ratio=self.cached_cost)
         return [
             Cell(source, name, self.n_requests, n_instances, load, rate, seed, variant, engine)
             for source, n_instances, load, rate, name, seed in product(

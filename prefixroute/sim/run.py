@@ -13,11 +13,12 @@ from random import Random
 
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Instance, ProbeFailure
+from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import Held, HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policy import Policy
 from prefixroute.core.request import Request
-from prefixroute.core.router import Lease, Router
+from prefixroute.core.router import Lease, Router, Sampling
 from prefixroute.demo.engine import Engine, EngineConfig, EngineRequest
 from prefixroute.errors import NoInstanceError, TooManyRequestsError
 from prefixroute.sim.prompt import SimPrompt
@@ -91,6 +92,8 @@ class Simulation:
         seed: int = 0,
         load_constants: LoadConstants | None = None,
         hold: HoldConstants | None = None,
+        guard: GuardConstants | None = None,
+        sampling: Sampling | None = None,
         streamed: bool = True,
         on_done: Callable[[Done], None] | None = None,
     ) -> None:
@@ -109,6 +112,8 @@ class Simulation:
             index_bytes=1 << 40,
             load_constants=load_constants,
             hold=hold,
+            guard=guard,
+            sampling=sampling,
             capacities={f"i{i}": shape.engine.kv_tokens for i in range(n)},
         )
         for i in range(n):

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 
 from prefixroute.config.errors import describe, did_you_mean
 from prefixroute.config.settings import ExpectedLatencySettings, PrefixAwareSettings, Table
+from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
 from prefixroute.core.policies.prefix_aware import PrefixAware
 from prefixroute.core.policy import Policy
+from prefixroute.core.router import Sampling
 from prefixroute.errors import ConfigError
 from prefixroute.sim.baselines.aibrix import AiBrix
 from prefixroute.sim.baselines.d2lpm import D2lpm
@@ -48,6 +50,8 @@ class Strategy:
     make: MakePolicy
     hold: HoldConstants | None = None
     load_constants: LoadConstants | None = None
+    guard: GuardConstants | None = None
+    sampling: Sampling | None = None
 
 
 BASELINES: Mapping[str, Callable[..., Policy]] = {
@@ -86,7 +90,12 @@ def strategy(text: str) -> Strategy:
         settings = _settings(text, ExpectedLatencySettings, given)
         policy = partial(ExpectedLatency, _constants(LatencyConstants, settings))
         return Strategy(
-            text, _of_none(policy), _constants(HoldConstants, settings), _constants(LoadConstants, settings)
+            text,
+            _of_none(policy),
+            _constants(HoldConstants, settings),
+            _constants(LoadConstants, settings),
+            _constants(GuardConstants, settings),
+            _constants(Sampling, settings),
         )
     if name == "prefix_aware":
         p = _settings(text, PrefixAwareSettings, given)
