@@ -20,8 +20,9 @@ import msgpack
 
 from benchmarks.decision import numbers
 from benchmarks.tables import markdown
-from prefixroute.core.exact import BYTES_PER_BLOCK, ExactIndex, Source, Trust
+from prefixroute.core.exact import BYTES_PER_BLOCK, ExactIndex
 from prefixroute.core.kv_blocks import Removed, Stored
+from prefixroute.core.kv_sources import Source, Trust
 from prefixroute.kv_events.codec import decode
 
 SEED = 7

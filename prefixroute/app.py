@@ -9,25 +9,23 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
-from inspect import signature
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from prefixroute import __version__
 from prefixroute.config import api_key
+from prefixroute.config.constants import constants, hold_constants
 from prefixroute.config.settings import (
     KvEventsSettings,
     RecordingSettings,
     RoutingSettings,
     Settings,
     Strategy,
-    Table,
 )
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.exact import ExactIndex
 from prefixroute.core.fleet import HealthConstants, Instance
 from prefixroute.core.guard import GuardConstants
-from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
@@ -41,7 +39,7 @@ from prefixroute.core.shadow import Shadow, Shadows
 from prefixroute.drift import tell_drift
 from prefixroute.errors import ConfigError
 from prefixroute.exact_tokens.service import ExactTokens, State
-from prefixroute.exact_tokens.setup import make_exact_tokens, make_verifier
+from prefixroute.exact_tokens.setup import check_files, make_exact_tokens, make_verifier
 from prefixroute.exact_tokens.verify import Verifier
 from prefixroute.http.admin import Admin
 from prefixroute.http.decisions import Decisions
@@ -67,8 +65,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _access = logging.getLogger("prefixroute.access")
-
-T = TypeVar("T")
 
 # How long connections have to close once the drain is over: those without a request, and the admin port's.
 _GRACE_S = 0.1
@@ -130,6 +126,7 @@ class App:
             on_probe=self.metrics.probed,
             on_emptied=self._cache_emptied,
             on_events=self._told_events,
+            on_adapters=None if self.exact is None else self.exact.learned_adapters,
             clock=clock,
         )
         self._tokens = make_exact_tokens(settings.tokenizer)
@@ -310,6 +307,7 @@ class App:
             session_header=self.settings.routing.session.header,
             max_body_bytes=self.settings.limits.max_body_bytes,
             clock=self._clock,
+            exact_tokens=self._tokens,
         )
 
 
@@ -324,6 +322,18 @@ async def running(
     app = App(settings, os.environ if environ is None else environ, clock)
     async with app._serving():
         yield app
+
+
+def check_settings(settings: Settings) -> None:
+    """Makes what a start makes, and reads the files that it reads; runs nothing. Raises ConfigError.
+
+    A start goes on without a tokenizer that cannot be read; here it is an error, too.
+    """
+    router = make_router(settings)
+    if any(i.kv_events != "off" for i in settings.fleet.instances):
+        make_kv_events(settings, ExactIndex(0, 0), router.fleet.instances)
+    if make_exact_tokens(settings.tokenizer) is not None:
+        check_files(settings.tokenizer)
 
 
 def make_router(settings: Settings, rng: Random | None = None, exact: ExactIndex | None = None) -> Router:
@@ -344,9 +354,7 @@ def make_router(settings: Settings, rng: Random | None = None, exact: ExactIndex
         health=constants(HealthConstants, settings.fleet.health),
         guard=constants(GuardConstants, routing.expected_latency),
         # Other strategies are others' rules, which know none of the following.
-        hold=constants(HoldConstants, routing.expected_latency)
-        if is_ours and routing.expected_latency.max_held
-        else None,
+        hold=hold_constants(routing.expected_latency) if is_ours else None,
         sampling=constants(Sampling, routing.expected_latency) if is_ours else None,
         shadows=make_shadows(routing, seed),
         exact=exact,
@@ -404,11 +412,6 @@ def make_kv_events(settings: Settings, index: ExactIndex, instances: Sequence[In
     of = {i.name: i.kv_events for i in settings.fleet.instances}
     addresses = {name: [configured(table)] for name, table in of.items() if isinstance(table, KvEventsSettings)}
     return KvEvents(index, instances, addresses)
-
-
-def constants(kind: Callable[..., T], table: Table) -> T:
-    """A dataclass of the core's constants, each from the setting of the same name."""
-    return kind(**{name: getattr(table, name) for name in signature(kind).parameters})
 
 
 def _custom_policy(factory: str, options: Mapping[str, Any]) -> Policy:

@@ -147,12 +147,12 @@ def serve(
 @app.command()
 def check(urls: UrlArgument = None, config: ConfigOption = None) -> None:
     """Check a configuration and say what is wrong, and where."""
-    from prefixroute.app import make_router
+    from prefixroute.app import check_settings
     from prefixroute.config import require_instances
 
     settings = _settings(config, urls, {})
     require_instances(settings)
-    make_router(settings)
+    check_settings(settings)
     n = len(settings.fleet.instances)
     typer.echo(f"ok: {settings.routing.strategy} over {n} instance{'s' if n != 1 else ''}")
 

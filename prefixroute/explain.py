@@ -77,7 +77,8 @@ def show(answer: Mapping[str, Any], console: Console) -> None:
     """The explanation as a table, best candidate first."""
     no_key = f", no key ({answer['no_key']})" if answer["no_key"] else ""
     console.print(
-        f"model {answer['model'] or '-'}: {answer['prompt_tokens']} tokens in {answer['blocks']} blocks{no_key}; "
+        f"model {answer['model'] or '-'}: {answer['prompt_tokens']} tokens{_exactly(answer)} in {answer['blocks']} "
+        f"blocks{no_key}; "
         f"strategy {answer['strategy']}",
         markup=False,
         highlight=False,
@@ -86,6 +87,11 @@ def show(answer: Mapping[str, Any], console: Console) -> None:
         console.print(_table(answer))
     first = ", held first: it is busy" if answer.get("held") else ""
     console.print(f"→ {answer['chosen'] or 'nobody'} ({answer['reason']}{first})", markup=False, highlight=False)
+
+
+def _exactly(told: Mapping[str, Any]) -> str:
+    """Of a prompt or a candidate: whether its number of tokens is the engine's, and no estimate."""
+    return " (exact)" if told.get("exact_tokens") or told.get("exact") else ""
 
 
 def _table(answer: Mapping[str, Any]) -> Table:
@@ -101,7 +107,7 @@ def _table(answer: Mapping[str, Any]) -> Table:
         table.add_row(
             Text(candidate["instance"]),
             candidate["state"],
-            str(candidate["matched_tokens"]),
+            f"{candidate['matched_tokens']}{_exactly(candidate)}",
             str(candidate["in_flight"]),
             str(candidate["pending_prefill_tokens"]),
             str(candidate.get("held_prefill_tokens", 0)),

@@ -72,8 +72,18 @@ def _event_source(entry: Any) -> EventSource | None:
     )
 
 
-def read_models(body: bytes) -> frozenset[str] | None:
-    """Ids in an OpenAI model list; None when it is none or lists nothing."""
+@dataclass(frozen=True, slots=True)
+class ModelList:
+    """What an instance serves."""
+
+    models: frozenset[str]
+    """Ids, adapters among them; never empty."""
+    adapters: frozenset[str] = frozenset()
+    """Those of them that are adapters of another: vLLM tells their parent."""
+
+
+def read_models(body: bytes) -> ModelList | None:
+    """An OpenAI model list; None when it is none or lists nothing."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -81,8 +91,12 @@ def read_models(body: bytes) -> frozenset[str] | None:
     listed = document.get("data") if isinstance(document, dict) else None
     if not isinstance(listed, list):
         return None
-    models = (entry.get("id") for entry in listed if isinstance(entry, dict))
-    return frozenset(model for model in models if isinstance(model, str) and model) or None
+    parents = {
+        model: entry.get("parent")
+        for entry in listed
+        if isinstance(entry, dict) and isinstance(model := entry.get("id"), str) and model
+    }
+    return ModelList(frozenset(parents), frozenset(model for model in parents if parents[model])) if parents else None
 
 
 def read_metrics(text: bytes) -> InstanceFacts:

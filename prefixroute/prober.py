@@ -66,7 +66,8 @@ class Prober:
     `on_change`: called when an instance may have become able to serve. `on_probe(name, outcome)`: after each probe;
     outcome is `passed`, the value of a `ProbeFailure`, or `not_sent`. `on_emptied(name, started_s)`: the instance's
     cache is gone, because it sleeps or, with the time by its own clock, is a new process. `asks_events`: names of
-    instances that are asked where they publish KV events; `on_events` gets their answers.
+    instances that are asked where they publish KV events; `on_events` gets their answers. `on_adapters`: gets the
+    adapters that an instance lists among its models.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Prober:
         on_probe: Callable[[str, str], None] = lambda _name, _outcome: None,
         on_emptied: Callable[[str, float | None], None] = lambda _name, _started_s: None,
         on_events: Callable[[str, Sequence[EventSource]], None] = lambda _name, _sources: None,
+        on_adapters: Callable[[Collection[str]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
         logger: logging.Logger | None = None,
@@ -94,6 +96,7 @@ class Prober:
         self._on_emptied = on_emptied
         self._asks_events = frozenset(asks_events)
         self._on_events = on_events
+        self._on_adapters = on_adapters
         self._clock = clock
         self._rng = rng or Random()
         self._logger = logger or logging.getLogger(__name__)
@@ -218,14 +221,18 @@ class Prober:
     # ------------------------------------------------------------------ what instances serve and hold
 
     async def _learn_models(self, instance: Instance, memory: _Memory, state: InstanceState) -> None:
-        if instance.models is not None:
+        if instance.models is not None and self._on_adapters is None:
             return
         body = await self._ask(instance, memory, "/v1/models", MAX_MODELS_BYTES)
-        models = read_models(body) if body is not None else None
-        if models is None or models == state.models:
+        listed = read_models(body) if body is not None else None
+        if listed is None:
             return
-        self._router.fleet.learned_models(instance.name, models)
-        self._log(logging.INFO, instance.name, "lists its models", n_models=len(models))
+        if self._on_adapters is not None:
+            self._on_adapters(listed.adapters)
+        if instance.models is not None or listed.models == state.models:
+            return
+        self._router.fleet.learned_models(instance.name, listed.models)
+        self._log(logging.INFO, instance.name, "lists its models", n_models=len(listed.models))
         self._on_change()
 
     async def _learn_engine(self, instance: Instance, memory: _Memory) -> None:

@@ -1,4 +1,4 @@
-"""One request, as it went: what the access log, the metrics and `/explain`'s readers are made of.
+"""One request, as it went: what access log, metrics, recordings and `/decisions` are made of.
 
 Holds nothing a client wrote except the request id, which is checked where it comes in: no header, query or prompt.
 """

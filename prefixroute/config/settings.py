@@ -252,7 +252,7 @@ class ExpectedLatencySettings(Table):
     head_progress_cap: Ratio = Field(
         0.9, description="Largest share of the oldest pending prefill taken as done already."
     )
-    kv_read_s: Weight = Field(0.5, description="Seconds charged for decoding beside a full KV cache.")
+    kv_read_s: Weight = Field(1.0, description="Seconds charged for decoding beside a full KV cache.")
     prior_prefill_tokens_per_s: Positive = Field(12_000.0, description="Prefill speed assumed before any is measured.")
     prior_weight_s: Seconds = Field(
         2.0, description="How many seconds of real measurement weigh as much as the assumed speed."
@@ -265,7 +265,7 @@ class ExpectedLatencySettings(Table):
     mean_work_tokens: Positive = Field(2_000.0, description="Mean prefill assumed at the start.")
     mean_work_weight: float = Field(0.01, gt=0, le=1, description="Weight of each new prefill in that mean.")
     affinity: Weight = Field(
-        1.5, description="Charge for each token of prefill that another instance could have spared."
+        1.0, description="Charge for each token of prefill that another instance could have spared."
     )
     affinity_max: float = Field(20.0, ge=1, le=1e6, description="Largest factor on it under backlog.")
     affinity_backlog_tokens: Positive = Field(
@@ -275,7 +275,7 @@ class ExpectedLatencySettings(Table):
         0.05, description="Learned speeds that differ from the fleet's by less count as the fleet's."
     )
     hold_s: Weight = Field(
-        0.3, description="Pending prefill, in seconds, above which an instance's further requests are held here."
+        2.0, description="Pending prefill, in seconds, above which an instance's further requests are held here."
     )
     hold_batch: int = Field(128, ge=1, le=4096, description="Oldest held requests among which the next are chosen.")
     hold_age_tokens_per_s: Weight = Field(

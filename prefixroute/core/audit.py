@@ -46,4 +46,5 @@ class Audit:
             max([candidate.matched_tokens for candidate in candidates]),
             matched,
             reported_tokens,
+            request.token_scale,
         )

@@ -9,114 +9,22 @@
 - Bounded: a source that would pass the bound is emptied and not trusted until it begins anew.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterable
 
-from prefixroute.core.blocks import BYTES_PER_TOKEN, extend
+from prefixroute.core.blocks import BYTES_PER_TOKEN
+from prefixroute.core.exact_prompt import ExactPrompt
 from prefixroute.core.kv_blocks import Cleared, Event, Removed, Stored, block_keys, root_key
+from prefixroute.core.kv_sources import Counts, Source, Trust
 
 # Two dicts that hold a 64-bit hash and a key, in CPython 3.11 to 3.13, with up to four places an entry in dicts that
 # evict all the time. benchmarks/exact_index.py measures 240 to 310.
 BYTES_PER_BLOCK = 330
 """Estimated memory of one block of one source. A block that several hold costs less."""
 
-# Keys of a prompt are made as they are needed: most prompts end to match early.
-_STEP_BLOCKS = 32
+# Of a server that has stored nothing yet.
+_USUAL_BLOCK_TOKENS = 16
 # Adapters are few; the bound is for a server that invents names.
 _MAX_ADAPTERS = 4_096
-
-
-class Trust(Enum):
-    """How far the events of an instance are believed. Values are metric labels; of several ranks the first counts."""
-
-    OFF = "off"
-    """It has no source of events."""
-    CONNECTING = "connecting"
-    """Not connected."""
-    REPLAYING = "replaying"
-    """Connected; what was missed is being asked for."""
-    OVER_LIMIT = "over_limit"
-    """It holds more than the bound on memory allows."""
-    PARTIAL = "partial"
-    """It holds blocks that are not known: stored before we listened, lost, or not understood."""
-    TRUSTED = "trusted"
-
-
-@dataclass(slots=True)
-class Counts:
-    """What came from a source, since it was opened."""
-
-    stored: int = 0
-    removed: int = 0
-    cleared: int = 0
-    ignored: int = 0
-    """Events about other memory than the GPU's, or layers that forget."""
-    unknown: int = 0
-    """Events of kinds that are not known here."""
-    undecodable: int = 0
-    """Messages and events that could not be read."""
-    gaps: int = 0
-    restarts: int = 0
-    placed_blocks: int = 0
-    orphan_blocks: int = 0
-    """Blocks stored behind a block that is not known, or of a span that does not fit: left out."""
-    evicted_blocks: int = 0
-    """Blocks removed that were known."""
-    lag_s: float | None = None
-    """Age of the last batch when it was applied, by the clocks of both machines."""
-
-    def add(self, other: "Counts") -> None:
-        lags = [lag for lag in (self.lag_s, other.lag_s) if lag is not None]
-        for name in self.__slots__:
-            if name != "lag_s":
-                setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.lag_s = max(lags, default=None)
-
-
-@dataclass(slots=True, eq=False)
-class Source:
-    """One publisher of events. Read-only outside this module, but for the counts of what only the caller sees."""
-
-    slot: int
-    bit: int
-    trust: Trust = Trust.CONNECTING
-    counts: Counts = field(default_factory=Counts)
-    block_tokens: int = 0
-    """Size of its blocks; 0 until it stored one that can be placed."""
-    group: int | None = None
-    skipped: bool = False
-    """Whether it stored, in GPU memory, something that is not indexed."""
-    over_limit: bool = False
-    keys: dict[int, int] = field(default_factory=dict)
-    """Block as the server names it → own key."""
-    repeats: dict[int, int] = field(default_factory=dict)
-    """How often more than once it is held: the same block may be in several places of the memory."""
-    twins: dict[int, int] = field(default_factory=dict)
-    """Own keys that more than one name leads to, and how many more."""
-
-
-class ExactPrompt:
-    """A prompt's tokens, and the keys made of them so far, by block size. Good for any number of matches."""
-
-    __slots__ = ("_keys", "_root", "_tokens")
-
-    def __init__(self, tokens: bytes, root: int) -> None:
-        self._tokens = tokens
-        self._root = root
-        self._keys: dict[int, list[int]] = {}
-
-    def keys(self, block_tokens: int) -> Iterator[int]:
-        """Keys of the blocks that a cache may spare: the last token is always computed, so never all of them."""
-        size = block_tokens * BYTES_PER_TOKEN
-        n_blocks = (len(self._tokens) - 1) // size
-        keys = self._keys.setdefault(block_tokens, [])
-        yield from keys
-        while (n := len(keys)) < n_blocks:
-            end = min(n + _STEP_BLOCKS, n_blocks)
-            more = extend(keys[-1] if keys else self._root, self._tokens[n * size : end * size], size)
-            keys += more
-            yield from more
 
 
 class ExactIndex:
@@ -182,6 +90,13 @@ class ExactIndex:
                 n_tokens += block_tokens
             self._settle(matched, alive, n_tokens)
         return matched
+
+    def coming(self, slot: int, prompt: ExactPrompt, others: Iterable[ExactPrompt], held_tokens: int) -> int:
+        """As `match` for this slot, which holds `held_tokens`, once it will have computed `others`, too."""
+        sources = self._slots[slot]
+        block_tokens = next((source.block_tokens for source in sources if source.block_tokens), _USUAL_BLOCK_TOKENS)
+        # One of its ranks will hold them, and who knows which one is asked next.
+        return max(held_tokens, prompt.n_shared(others, block_tokens, held_tokens) // len(sources))
 
     def _settle(self, matched: dict[int, int], bits: int, n_tokens: int) -> None:
         while n_tokens and bits:

@@ -105,7 +105,7 @@ class Feedback:
             # predictions vanish, which is no sign that they were sound.
             return
         if less < _DRIFTED * more:
-            self._set(slot, one, Prediction.OVER if less is reported else Prediction.UNDER)
+            self._set(slot, one, Prediction.OVER if reported < predicted else Prediction.UNDER)
         elif less > _AGREED * more or one.prediction is Prediction.UNKNOWN:
             self._set(slot, one, Prediction.SOUND)
 

@@ -29,6 +29,9 @@ class GuardConstants:
 _MIN_COLD_TOKENS = 1_024
 _MOSTLY = 0.5
 _HARDLY = 0.1
+# Times as long as without any match: who took longer waited for something else (a stall, a grammar to be compiled), and
+# one such prompt would outweigh a hundred others.
+_LONGEST = 2.0
 
 
 class _Kind:
@@ -68,16 +71,26 @@ class Guard:
             kind = self._unmatched
         else:
             return
+        if kind is self._matched:
+            per_token_s = self._per_token_s()
+            if per_token_s is None:
+                return  # nothing to be compared with yet
+            took_s = min(took_s, _LONGEST * cold_work * per_token_s)
         kind.add(cold_work, promised_work, took_s, self._constants.guard_decay)
         self.weight = self._weight()
 
+    def _per_token_s(self) -> float | None:
+        """Of prefill without a match; None: too little was seen."""
+        unmatched = self._unmatched
+        if unmatched.n < self._constants.guard_evidence or unmatched.took <= 0:
+            return None
+        return unmatched.took / unmatched.promised
+
     def kept_ratio(self) -> float | None:
         """Share of the promised saving that was realised; None: too little was seen."""
-        matched, unmatched = self._matched, self._unmatched
-        evidence = self._constants.guard_evidence
-        if min(matched.n, unmatched.n) < evidence or unmatched.took <= 0:
+        matched, per_token_s = self._matched, self._per_token_s()
+        if per_token_s is None or matched.n < self._constants.guard_evidence:
             return None
-        per_token_s = unmatched.took / unmatched.promised
         return (matched.cold - matched.took / per_token_s) / (matched.cold - matched.promised)
 
     def _weight(self) -> float:

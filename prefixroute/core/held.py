@@ -7,7 +7,7 @@ been sent to, so that those who come after it see its work.
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import dropwhile, islice
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,16 @@ from prefixroute.errors import TooManyRequestsError
 if TYPE_CHECKING:
     from prefixroute.core.router import Lease
 
+# A place among the held is free when the first of them goes, long before all of their work is done.
+_LONGEST_RETRY_AFTER_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class HoldConstants:
     """When requests are held, and in which order they go. Defaults as found by simulating fleets."""
 
     # Pending prefill, as time at the fleet's speed, above which an instance gets no more.
-    hold_s: float = 0.3
+    hold_s: float = 2.0
     # How many of the oldest are looked at when an instance has room.
     hold_batch: int = 128
     # What a second of waiting is worth, in tokens of prefill work.
@@ -78,15 +81,28 @@ class HeldRequests:
         """Of those that are held."""
         return self._by_model
 
-    def oldest(self, n: int, models: Collection[str | None]) -> list[Held]:
-        """The `n` oldest of these models."""
-        return list(islice((held for held in self._held if held.model in models), n))
+    def oldest(
+        self,
+        n: int,
+        models: Collection[str | None],
+        *,
+        bound_to: Collection[int] | None = None,
+        behind: Held | None = None,
+    ) -> list[Held]:
+        """The `n` oldest of these models; only those bound to these slots, only of those who came after `behind`."""
+        coming = iter(self._held)
+        if behind is not None:
+            coming = dropwhile(lambda held: held is not behind, coming)
+            next(coming, None)
+        fit = (held for held in coming if held.model in models and (bound_to is None or held.slot in bound_to))
+        return list(islice(fit, n))
 
     def hold(self, held: Held, slot: int, work: float, *, retry_after_s: float) -> None:
         """Raises TooManyRequestsError when there is no room."""
         if len(self._held) >= self._max_held:
             raise TooManyRequestsError(
-                "all instances are busy, and too many requests wait already", ceil(retry_after_s)
+                "all instances are busy, and too many requests wait already",
+                ceil(min(_LONGEST_RETRY_AFTER_S, retry_after_s)),
             )
         self._held[held] = None
         self._by_model[held.model] = self._by_model.get(held.model, 0) + 1

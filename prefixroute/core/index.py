@@ -120,12 +120,6 @@ class PrefixIndex:
                 depth = matched[slot] = _n_leading(chain, lru.blocks, depth)
         return matched
 
-    def n_recent(self, chain: Sequence[int], slot: int, number: int) -> int:
-        """Leading blocks of `chain` that `slot` was sent since the record of this number, that one included."""
-        held = self._lrus[slot].blocks
-        # Who was sent a block was sent those before it, at the same time or later.
-        return bisect_left(chain, True, key=lambda block: held.get(block, 0) < number)
-
     def record(self, chain: Sequence[int], slot: int) -> Recorded:
         """`slot` is sent the prompt of `chain`: it holds these blocks from now on.
 

@@ -172,14 +172,24 @@ class Ladder:
             self.dispatched(blocks)
 
     def count(
-        self, n_tokens: int, n_blocks: int, missing: Missing, reachable: int, chosen: int, reported: float | None
+        self,
+        n_tokens: int,
+        n_blocks: int,
+        missing: Missing,
+        reachable: int,
+        chosen: int,
+        reported: float | None,
+        token_scale: float = 1.0,
     ) -> None:
-        """One request is over, whose prompt `dispatched` was told of. `reported` None: its instance did not."""
+        """One request is over, whose prompt `dispatched` was told of. `reported` None: its instance did not.
+
+        `token_scale`: tokens, as in the other arguments, for one of its blocks'.
+        """
         rungs = self.unreported if reported is None else self.reported
         rungs.add(
             n_tokens,
-            (n_blocks - missing[0]) * self._block_tokens,
-            (n_blocks - missing[1]) * self._block_tokens,
+            round((n_blocks - missing[0]) * self._block_tokens * token_scale),
+            round((n_blocks - missing[1]) * self._block_tokens * token_scale),
             reachable,
             chosen,
             reported or 0.0,

@@ -10,8 +10,12 @@ the clock, at the learned speed, says so; nothing is learned from it.
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prefixroute.core.guard import Guard, GuardConstants
+
+if TYPE_CHECKING:
+    from prefixroute.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,10 @@ class Flight:
         "cold_work",
         "load",
         "n_tokens",
-        "number",
         "pending",
         "prefilled_by_s",
         "promised_work",
+        "request",
         "streamed",
         "work",
     )
@@ -59,8 +63,8 @@ class Flight:
         self.cold_work = self.promised_work = work
         self.begun_s = begun_s
         self.streamed = streamed
-        # Of the record that put its prompt into the index.
-        self.number = 0
+        # What it was begun for, where somebody wants to know.
+        self.request: Request | None = None
         self.pending = True
         # For flights that are not streamed: when prefill should be over.
         self.prefilled_by_s = 0.0
@@ -74,6 +78,7 @@ class InstanceLoad:
         "_learned_s",
         "_learned_tokens",
         "_silent",
+        "_silent_work",
         "_waiting",
         "in_flight",
         "in_flight_tokens",
@@ -91,8 +96,9 @@ class InstanceLoad:
         self._in_fleet = True
         # Flights without a first byte, in order of dispatch.
         self._waiting: dict[Flight, None] = {}
-        # Those of them that will not tell when prefill is over, in order of dispatch.
+        # Those of them that will not tell when prefill is over, in order of dispatch; and their work.
         self._silent: deque[Flight] = deque()
+        self._silent_work = 0.0
 
     def _settle(self, now_s: float) -> None:
         """Takes silent flights whose prefill must be over by now out of what is pending."""
@@ -109,6 +115,10 @@ class InstanceLoad:
         del self._waiting[flight]
         # An empty instance has nothing pending, whatever floating point has left over.
         self.pending_work = self.pending_work - flight.work if self._waiting else 0.0
+        if not flight.streamed:
+            self._silent_work = self._silent_work - flight.work if self._waiting else 0.0
+        elif not self._waiting:
+            self._silent_work = 0.0
 
     def _head_progress(self, now_s: float, rate: float, cap: float) -> float:
         """Work done on the oldest waiting flight, of which there is one."""
@@ -145,10 +155,9 @@ class Load:
     def of(self, slot: int) -> InstanceLoad:
         return self._by_slot[slot]
 
-    def oldest_pending(self, slot: int) -> int | None:
-        """`Flight.number` of the oldest flight without a first byte; None: there is none."""
-        waiting = self._by_slot[slot]._waiting
-        return next(iter(waiting)).number if waiting else None
+    def pending(self, slot: int) -> dict[Flight, None]:
+        """Flights without a first byte, in order of dispatch. Read-only."""
+        return self._by_slot[slot]._waiting
 
     def relearn(self, slot: int) -> None:
         """Forgets the learned speed: another machine may answer at this address."""
@@ -194,6 +203,15 @@ class Load:
         progress = load._head_progress(now_s, rate, constants.head_progress_cap) if load._waiting else 0.0
         return load, rate, progress
 
+    def known_backlog(self, slot: int, progress: float) -> float:
+        """Work pending there, less the `progress` on it, as far as it is known well enough to keep others waiting.
+
+        Where no speed was ever measured, when silent flights are past their prefill is a guess: it must not make a fast
+        instance as slow as it was assumed to be.
+        """
+        load = self._by_slot[slot]
+        return load.pending_work - progress - (0.0 if load._learned_s else load._silent_work)
+
     def begin(
         self, slot: int, n_tokens: int, work: float, now_s: float, *, streamed: bool, matched_tokens: int = 0
     ) -> Flight:
@@ -207,6 +225,7 @@ class Load:
             _, rate, progress = self.observe(slot, now_s, self.fleet_rate())
             flight.prefilled_by_s = now_s + (load.pending_work - progress + work) / rate
             load._silent.append(flight)
+            load._silent_work += work
         load.in_flight += 1
         load.in_flight_tokens += n_tokens
         load.pending_work += work

@@ -79,6 +79,8 @@ class Prompt:
     session_id: str | None = None
     prefix_aware_id: str | None = None
     previous_response_id: str | None = None
+    is_token_ids: bool = False
+    """Whether the key is the engine's own token ids, all of them."""
     cache_salt: str | None = field(default=None, repr=False)
     """vLLM shares no cache between salts."""
     answered_as: Api | None = None
@@ -143,6 +145,7 @@ def read_prompt(
         session_id=session_id,
         prefix_aware_id=prefix_aware_id,
         previous_response_id=_text(fields.get("previous_response_id")),
+        is_token_ids=bool(key) and parsed and shape is Api.COMPLETIONS and _are_ids(fields),
         cache_salt=_text(fields.get("cache_salt")),
         answered_as=_answered_as(shape, fields) if key and parsed else None,
         body=body,
@@ -230,6 +233,12 @@ def _answered_as(shape: Api, fields: dict[str, Any]) -> Api | None:
         return None  # a beginning that the answer goes on with: the next turn has one message of both, or two
     # The next turn will name another response, and early in its key.
     return None if fields.get("previous_response_id") else shape
+
+
+def _are_ids(fields: dict[str, Any]) -> bool:
+    prompt = fields.get("prompt")
+    # A list of texts is a batch; what is cut off is not in the engine's prompt.
+    return isinstance(prompt, list) and not isinstance(prompt[0], str) and fields.get("truncate_prompt_tokens") is None
 
 
 def _unparsed_key(body: bytes) -> tuple[bytes, int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from prefixroute.core.exact import ExactPrompt
+from prefixroute.core.exact_prompt import ExactPrompt
 from prefixroute.core.ladder import Missing
 from prefixroute.core.prompt import Prompt
 
@@ -16,7 +16,7 @@ class Request:
     `token_scale`: real tokens that one token of the chain's blocks stands for, as far as known.
     """
 
-    __slots__ = ("chain", "exact", "missing", "n_tokens", "prompt", "rest", "token_scale")
+    __slots__ = ("chain", "exact", "missing", "n_tokens", "prompt", "rest", "seen", "token_scale")
 
     def __init__(
         self,
@@ -35,3 +35,5 @@ class Request:
         self.token_scale = token_scale
         self.missing: Missing | None = None
         """Set at the first dispatch, by `audit`."""
+        self.seen: tuple[float, dict[int, int]] | None = None
+        """What instances said they hold of it, and when: of `matching`, while it is held."""

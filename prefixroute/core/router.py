@@ -20,7 +20,9 @@ from prefixroute.core.fleet import Fleet, HealthConstants, Instance, ProbeFailur
 from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import Held, HeldRequests, HoldConstants
 from prefixroute.core.index import PrefixIndex, Recorded
+from prefixroute.core.kv_sources import Trust
 from prefixroute.core.load import Flight, Load, LoadConstants
+from prefixroute.core.matching import Matcher
 from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason, least_outstanding
 from prefixroute.core.prompt import Prompt
 from prefixroute.core.request import Request
@@ -53,6 +55,8 @@ class Explanation:
 
     facts: Facts
     n_blocks: int
+    has_exact_tokens: bool
+    """Whether the engine's own tokens of the prompt are known, so that what instances say can be compared."""
     candidates: Sequence[Candidate]
     decision: Decision | None
     is_held: bool
@@ -139,7 +143,7 @@ class Lease:
 class Router:
     """The decision for one fleet. Owns the fleet's facts, the prefix index and the load; the policy only picks.
 
-    `capacities`: KV capacity in tokens by instance name, where it is known.
+    `capacities`: KV capacity in tokens by instance name, where it is known. `exact`: what instances say they hold.
     """
 
     def __init__(
@@ -174,6 +178,7 @@ class Router:
         self._exact = exact
         self._sampling = sampling
         self._hasher = hasher
+        self._matcher = Matcher(self.index, hasher.block_tokens, self.load, exact)
         self._rng = rng
         self._tokenizer = tokenizer or ByteTokenizer()
         self._default_capacity = default_capacity_tokens
@@ -211,7 +216,8 @@ class Router:
         exact = None
         if self._exact is not None:
             exact = self._exact.prompt(token_ids, model=prompt.model, salt=prompt.cache_salt)
-        return Request(prompt, chain, max(1, prompt.n_tokens + n_ids - n_key), rest, exact, n_ids / max(1, n_key))
+        token_scale = n_ids / n_key_tokens(len(material)) if material else 1.0
+        return Request(prompt, chain, max(1, prompt.n_tokens + n_ids - n_key), rest, exact, token_scale)
 
     def continued(self, request: Request, material: bytes) -> Sequence[int]:
         """Chain of the prompt with what follows it: `material`, as the next turn's key will have it.
@@ -244,7 +250,7 @@ class Router:
             raise NoInstanceError("no instance can take the request")
         decision = self._decide(facts, candidates, None)
         chosen = decision.candidate
-        if self._hold is None or not _is_busy(chosen, self._hold.hold_s * facts.fleet_rate):
+        if self._hold is None or not self._is_busy(chosen, self._hold.hold_s * facts.fleet_rate):
             return self._take(request, facts, candidates, decision)
         model = request.prompt.model
         held = Held(request, now_s, grant, model if model is not None and self.fleet.knows_model(model) else None)
@@ -257,7 +263,8 @@ class Router:
 
         Of the oldest, those with the least left to compute go first, weighed against how long they have waited. Only
         of those whose model somebody with room may serve: others would hide them. Those that nobody can take any more
-        are told so.
+        are told so. When all of the oldest wait for others, those behind them who would go where there is room are
+        looked at as well: else a prefix that is worth waiting for could keep everybody from idle instances.
         """
         hold = self._hold
         if hold is None or not len(self.held):
@@ -274,13 +281,31 @@ class Router:
                 able.add(model)
         if not able:
             return
+        n_held = len(self.held)
+        oldest = self.held.oldest(hold.hold_batch, able)
+        ahead: dict[int, float] = {}
+        self._release(oldest, room, ahead, now_s, fleet_rate, hold)
+        if len(self.held) == n_held > len(oldest):
+            behind = self.held.oldest(hold.hold_batch, able, bound_to=room, behind=oldest[-1])
+            self._release(behind, room, ahead, now_s, fleet_rate, hold)
+
+    def _release(
+        self,
+        batch: Sequence[Held],
+        room: set[int],
+        ahead: dict[int, float],
+        now_s: float,
+        fleet_rate: float,
+        hold: HoldConstants,
+    ) -> None:
+        """`room`: slots that have some, until they are filled. `ahead`: held work by slot that goes first; added to."""
+        limit = hold.hold_s * fleet_rate
         waiting = []
-        for held in self.held.oldest(hold.hold_batch, able):
-            longest = max(self._matches(held.request)[0].values(), default=0)
+        for held in batch:
+            longest = max(self._matcher.glance(held.request, now_s)[0].values(), default=0)
             work = self.load.work(longest, held.request.n_tokens)
             waiting.append((work - hold.hold_age_tokens_per_s * (now_s - held.since_s), held))
         waiting.sort(key=lambda entry: entry[0])
-        ahead: dict[int, float] = {}
         for _, held in waiting:
             if held not in self.held:
                 continue  # a grant has made it leave
@@ -292,7 +317,7 @@ class Router:
             decision = self._decide(facts, candidates, None)
             chosen = decision.candidate
             slot = chosen.instance.slot
-            if _is_busy(chosen, limit):
+            if self._is_busy(chosen, limit):
                 self.held.bind(held, slot, chosen.work)
                 ahead[slot] = ahead.get(slot, 0.0) + chosen.work
                 continue
@@ -304,8 +329,13 @@ class Router:
                     break
 
     def _has_room(self, slot: int, now_s: float, fleet_rate: float, limit: float) -> bool:
-        own, _, progress = self.load.observe(slot, now_s, fleet_rate)
-        return own.pending_work - progress <= limit
+        _, _, progress = self.load.observe(slot, now_s, fleet_rate)
+        return self.load.known_backlog(slot, progress) <= limit
+
+    def _is_busy(self, candidate: Candidate, limit: float) -> bool:
+        """Whether what is pending there keeps a prompt waiting for longer than the limit, in tokens."""
+        backlog = self.load.known_backlog(candidate.instance.slot, candidate.head_progress)
+        return candidate.pending_work > 0 and backlog > limit
 
     def explain(
         self, prompt: Prompt, *, now_s: float, only: str | None = None, token_ids: bytes | None = None
@@ -323,9 +353,9 @@ class Router:
             hold is not None
             and decision is not None
             and only is None
-            and _is_busy(decision.candidate, hold.hold_s * facts.fleet_rate)
+            and self._is_busy(decision.candidate, hold.hold_s * facts.fleet_rate)
         )
-        return Explanation(facts, len(request.chain), candidates, decision, is_held)
+        return Explanation(facts, len(request.chain), token_ids is not None, candidates, decision, is_held)
 
     def _facts(
         self,
@@ -335,13 +365,13 @@ class Router:
         ahead: dict[int, float] | None = None,
         room: Collection[int] = (),
     ) -> tuple[Facts, list[Candidate]]:
-        """`ahead`: held work that goes before this request, by slot; None: all that is held.
+        """`ahead`: held work that goes before this request, which is held itself, by slot; None: all that is held.
 
         `room`: slots that are to be among the candidates even if only some are.
         """
         prompt, chain, n_tokens = request.prompt, request.chain, request.n_tokens
         instances = self.fleet.candidates(prompt.model, now_s, without)
-        matched, known = self._matches(request)
+        matched, told = self._matcher.match(request) if ahead is None else self._matcher.glance(request, now_s)
         sampling = self._sampling
         if sampling is not None and len(instances) > sampling.sample_above:
             instances = self._some(instances, matched, sampling, room)
@@ -370,26 +400,11 @@ class Router:
                     rate,
                     self._capacities[instance.name],
                     ahead.get(slot, 0.0) if ahead else 0.0,
-                    slot in known,
+                    slot in told,
                 )
             )
         held_work = self.held.work
         return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work, chain, held_work), candidates
-
-    def _matches(self, request: Request) -> tuple[dict[int, int], Collection[int]]:
-        """Slot → leading tokens of the prompt that it holds; and the slots that told so themselves."""
-        chain = request.chain
-        block_tokens = self._hasher.block_tokens * request.token_scale
-        matched = {slot: int(n * block_tokens) for slot, n in self.index.match(chain).items()}
-        if request.exact is None or self._exact is None:
-            return matched, ()
-        known = self._exact.match(request.exact)
-        for slot, held_tokens in known.items():
-            number = self.load.oldest_pending(slot) if slot in matched else None
-            # What is being computed there has not been told yet; whoever shares it will find it.
-            coming_tokens = 0 if number is None else int(self.index.n_recent(chain, slot, number) * block_tokens)
-            matched[slot] = max(held_tokens, coming_tokens)
-        return matched, known
 
     def _some(
         self, instances: list[Instance], matched: dict[int, int], sampling: Sampling, room: Collection[int]
@@ -446,7 +461,7 @@ class Router:
             streamed=facts.prompt.stream,
             matched_tokens=candidate.matched_tokens,
         )
-        flight.number = recorded.number
+        flight.request = request
         return Lease(
             self,
             decision,
@@ -473,6 +488,10 @@ class Router:
         """The instance no longer holds what it held: it restarted, slept, or was reset."""
         self.index.clear(self.fleet.state(name).instance.slot)
 
+    def trust(self, name: str) -> Trust:
+        """How far what the instance says of its cache is believed."""
+        return Trust.OFF if self._exact is None else self._exact.trust(self.fleet.state(name).instance.slot)
+
     def capacity_tokens(self, name: str) -> int:
         """Size of the instance's KV cache as far as known."""
         return self._capacities[name]
@@ -492,13 +511,14 @@ class Router:
         instance, request, index = lease.instance, lease.request, self.index
         candidate = lease.decision.candidate
         self.audit.answered(request, lease.candidates, candidate, cached_tokens)
-        if instance.name in self._told or not request.chain:
+        # What the instance said by itself says nothing of the map that stands for it otherwise.
+        if instance.name in self._told or not request.chain or candidate.exact:
             return
         factor = capacity_factor(
             candidate.matched_tokens,
             cached_tokens,
             request.n_tokens,
-            self._hasher.block_tokens,
+            max(1, round(self._hasher.block_tokens * request.token_scale)),
             is_full=index.n_blocks(instance.slot) >= index.capacity_blocks(instance.slot),
         )
         if factor != 1.0:
@@ -523,11 +543,6 @@ class Router:
 
     def _fleet_blocks(self) -> int:
         return sum(map(self._blocks, self._capacities.values()))
-
-
-def _is_busy(candidate: Candidate, limit: float) -> bool:
-    """Whether what is pending there keeps a prompt waiting for longer than the limit, in tokens."""
-    return candidate.pending_work > 0 and candidate.pending_work - candidate.head_progress > limit
 
 
 def _check(decision: Decision, candidates: Sequence[Candidate]) -> None:

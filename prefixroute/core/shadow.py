@@ -9,6 +9,7 @@ or of `judge` when that has none; less is counted apart. A shadow's fault is cou
 """
 
 from collections.abc import Sequence
+from math import isfinite
 from random import Random
 
 from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason
@@ -66,6 +67,9 @@ class Shadows:
                 if scores is None:
                     scores = self._judge.pick(facts, seen, self._rng).scores or (0.0,) * len(seen)
                 regret_s = scores[at] - scores[seen.index(decision.candidate)]
+                # A policy may give what it will not have an infinite cost: that is no number of seconds.
+                if not isfinite(regret_s):
+                    continue
                 if regret_s > 0:
                     shadow.worse_s += regret_s
                 else:

@@ -18,7 +18,7 @@ def check_chart_path(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"cannot draw {path}: its name must end in {' or '.join(SUFFIXES)}")
     if find_spec("matplotlib") is None:
-        raise ConfigError("charts need matplotlib (pip install matplotlib; it is the extra `charts`)")
+        raise ConfigError("charts need matplotlib: pip install 'prefixroute[charts]'")
 
 
 def draw_chart(report: DemoReport, path: Path) -> None:

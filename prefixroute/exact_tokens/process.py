@@ -58,7 +58,10 @@ class WorkerProcess(asyncio.Protocol):
 
     async def start(self, options: Options, *, job_limit_s: float | None = None) -> dict[str, str]:
         """Starts the process; what it says of itself when it is ready. Raises UnusableFilesError, WorkerGoneError."""
-        ours, its = socket.socketpair()
+        try:
+            ours, its = socket.socketpair()
+        except OSError as error:
+            raise WorkerGoneError(f"no process can be started ({error.strerror})") from error
         ours.setblocking(False)
         # Starting a process takes milliseconds, for which the loop would wait.
         starting = asyncio.ensure_future(asyncio.to_thread(_start, its))

@@ -18,8 +18,11 @@ from prefixroute.exact_tokens.process import Reply, UnusableFilesError, WorkerGo
 
 _log = logging.getLogger(__name__)
 
-# Who would wait behind more than so many for each worker has no chance within any sensible budget.
-_MAX_WAITING = 8
+# Requests that may wait for each worker: as many as it would do within the budget, between these bounds.
+_MIN_WAITING = 8
+_MAX_WAITING = 256
+# Weight of the newest job in the mean of what one takes.
+_JOB_WEIGHT = 0.1
 # Pauses before a process that ended is started again, doubling; files that could not be used are looked at as rarely.
 RESTART_S = 1.0
 _RESTART_MAX_S = 300.0
@@ -82,6 +85,8 @@ class ExactTokens:
         self._job_limit_s = job_limit_s
         self._restart_s = restart_s
         self._clock = clock
+        # What a job takes, running mean: at first so that the least may wait.
+        self._job_s = budget_s / _MIN_WAITING
         self._workers: list[WorkerProcess] = []
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._agreed: bool | None = None if verify else True
@@ -124,16 +129,28 @@ class ExactTokens:
             return TokenOutcome.UNSUPPORTED, None
         if self.state is not State.EXACT:
             return TokenOutcome.NOT_IN_USE, None
-        if len(self._waiting) >= _MAX_WAITING * len(self._workers):
+        if len(self._waiting) >= self._max_waiting() * len(self._workers):
             return TokenOutcome.SATURATED, None
         try:
             async with asyncio.timeout(self._budget_s):
-                reply = await (await self._worker()).ask(kind, prompt.body)
+                reply = await self._timed(await self._worker(), kind, prompt.body)
         except TimeoutError:
             return TokenOutcome.TIMEOUT, None
         except WorkerGoneError:
             return TokenOutcome.FAULT, None
         return self._outcome(reply)
+
+    async def _timed(self, worker: WorkerProcess, kind: Kind, body: bytes) -> Reply:
+        began_s = self._clock()
+        try:
+            return await worker.ask(kind, body)
+        finally:
+            # Also of those that take longer than anybody waits.
+            self._job_s += _JOB_WEIGHT * (self._clock() - began_s - self._job_s)
+
+    def _max_waiting(self) -> float:
+        """For each worker. Who would wait behind more has no chance within the budget."""
+        return max(_MIN_WAITING, min(_MAX_WAITING, self._budget_s / max(self._job_s, 1e-6)))
 
     def _outcome(self, reply: Reply) -> tuple[TokenOutcome, bytes | None]:
         if reply.kind is Kind.TOKENS:

@@ -1,6 +1,7 @@
 """From settings to what tells exact tokens: the one place that `app` needs to know."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 
 from prefixroute.config.settings import TokenizerSettings
@@ -27,18 +28,32 @@ def make_exact_tokens(settings: TokenizerSettings) -> ExactTokens | None:
             f"tokenizer.kind: huggingface needs {' and '.join(missing)} (pip install 'prefixroute[tokenizers]')"
         )
     return ExactTokens(
-        Options(
-            path=settings.path or "",
-            chat_template=settings.chat_template,
-            chat_template_kwargs=settings.chat_template_kwargs,
-            library=settings.library,
-            cache_bytes=settings.cache_bytes,
-            check_every=settings.check_every,
-        ),
+        _options(settings),
         models=settings.models,
         budget_s=settings.budget_ms / 1000,
         n_processes=settings.processes,
         verify=settings.verify,
+    )
+
+
+def check_files(settings: TokenizerSettings) -> None:
+    """Reads the tokenizer and its chat template, here and now. Raises ConfigError when they cannot be used."""
+    if settings.kind == "bytes":
+        return
+    from prefixroute.exact_tokens.exact import ExactTokenizer
+
+    # Without the proof of the faster library, which takes seconds and decides nothing about the files.
+    ExactTokenizer(replace(_options(settings), library="tokenizers"))
+
+
+def _options(settings: TokenizerSettings) -> Options:
+    return Options(
+        path=settings.path or "",
+        chat_template=settings.chat_template,
+        chat_template_kwargs=settings.chat_template_kwargs,
+        library=settings.library,
+        cache_bytes=settings.cache_bytes,
+        check_every=settings.check_every,
     )
 
 

@@ -17,8 +17,10 @@ from aiohttp import web
 from prefixroute.core.fleet import InstanceState
 from prefixroute.core.prompt import MAX_PARSED_BYTES, Api, read_prompt
 from prefixroute.core.router import Router
+from prefixroute.core.tokens import ExactTokens
 from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError
 from prefixroute.http.admin_views import explanation_view, instance_view, ladder_view, record_view, states_view
+from prefixroute.http.ask import read_token_ids
 from prefixroute.http.body import check_framing, check_length, expect_continue, read_whole
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import RawHeaders, first, is_encoded, prefix_aware_id, short_text
@@ -110,8 +112,10 @@ class Admin:
         max_body_bytes: int = 64 * 1024 * 1024,
         body_timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
+        exact_tokens: ExactTokens | None = None,
     ) -> None:
         self._router = router
+        self._exact_tokens = exact_tokens
         self._metrics = metrics
         self._strategy = strategy
         self._classify = classify
@@ -234,15 +238,17 @@ class Admin:
         except TimeoutError:
             raise SlowBodyError("the body did not arrive in time") from None
         path = parse_qs(request.raw_path.partition("?")[2]).get("path")
+        api = _guess(body) if path is None else self._classify(path[0])
         prompt = read_prompt(
-            _guess(body) if path is None else self._classify(path[0]),
+            api,
             body,
             session_id=short_text(raw, self._session_header),
             prefix_aware_id=prefix_aware_id(raw),
             encoded=is_encoded(raw),
         )
         only = self._stored.home(prompt.previous_response_id)
-        explanation = self._router.explain(prompt, now_s=self._clock(), only=only)
+        token_ids = await read_token_ids(self._exact_tokens, api, prompt)
+        explanation = self._router.explain(prompt, now_s=self._clock(), only=only, token_ids=token_ids)
         return _json(explanation_view(self._router, explanation, self._strategy))
 
     def _named(self, request: web.BaseRequest) -> InstanceState:

@@ -26,6 +26,7 @@ def instance_view(router: Router, state: InstanceState, now_s: float) -> dict[st
         "in_flight": own.in_flight,
         "pending_prefill_tokens": round(own.pending_work),
         "index_blocks": router.index.n_blocks(instance.slot),
+        "kv_events": router.trust(instance.name).value,
         "capacity_tokens": router.capacity_tokens(instance.name),
         "capacity_told": router.is_capacity_told(instance.name),
         "prediction": router.audit.feedback.of(instance.slot).prediction.value,
@@ -45,6 +46,7 @@ def explanation_view(router: Router, explanation: Explanation, strategy: str) ->
         "model": prompt.model,
         "prompt_tokens": explanation.facts.n_tokens,
         "blocks": explanation.n_blocks,
+        "exact_tokens": explanation.has_exact_tokens,
         "no_key": None if prompt.no_key is None else prompt.no_key.value,
         "strategy": strategy,
         "candidates": [
@@ -121,6 +123,7 @@ def _candidate_view(candidate: Candidate, cost_s: float | None) -> dict[str, Any
     return {
         "instance": candidate.instance.name,
         "matched_tokens": candidate.matched_tokens,
+        "exact": candidate.exact,
         "in_flight": candidate.in_flight,
         "pending_prefill_tokens": round(candidate.pending_work),
         "held_prefill_tokens": round(candidate.held_work),

@@ -110,7 +110,7 @@ async def read_ask(
     record.streamed = prompt.stream
     record.prompt_tokens = prompt.n_tokens
     record.no_key = prompt.no_key if understood else None
-    token_ids = await exact_tokens.of(route.api, prompt) if exact_tokens is not None and prompt.key else None
+    token_ids = await read_token_ids(exact_tokens, route.api, prompt)
     if token_ids is not None:
         # Of a batch, key and ids are the first prompt's; the others stay estimated.
         record.prompt_tokens += len(token_ids) // BYTES_PER_TOKEN - n_key_tokens(len(prompt.key))
@@ -128,6 +128,13 @@ async def read_ask(
         token_mark=b".delta" if route.stores_responses and prompt.stream else None,
         token_ids=token_ids,
     )
+
+
+async def read_token_ids(exact_tokens: ExactTokens | None, api: Api, prompt: Prompt) -> bytes | None:
+    """The engine's own ids of the prompt, four bytes each; None: not known. Waits as `ExactTokens.of` does."""
+    if prompt.is_token_ids:
+        return prompt.key
+    return await exact_tokens.of(api, prompt) if exact_tokens is not None and prompt.key else None
 
 
 def _is_multipart(headers: RawHeaders) -> bool:

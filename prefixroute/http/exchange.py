@@ -85,7 +85,8 @@ class Exchange:
         if request is None:
             request = self._request = router.read(ask.prompt, ask.token_ids)
         try:
-            if self._tried or ask.only is not None:
+            # Who asks for no prefill waits for nobody's.
+            if self._tried or ask.only is not None or not ask.prompt.n_tokens:
                 entered: Lease | Turn = router.lease(request, now_s=began_s, without=self._tried, only=ask.only)
             else:
                 entered = shared.holding.enter(request, began_s)

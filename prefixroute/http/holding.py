@@ -2,6 +2,9 @@
 
 It looks at every first byte and every end of an attempt, which is when instances get room, and by the clock while
 anyone is held: answers that are not streamed do not tell when their prefill is over.
+
+A look at a long queue takes milliseconds, and every first byte asks for one. So it rests after each look, and serves
+requests: for a few times as long as the look took.
 """
 
 import asyncio
@@ -12,6 +15,8 @@ from prefixroute.core.request import Request
 from prefixroute.core.router import Lease, Router
 
 _LOOK_EVERY_S = 0.1
+# How long it rests, in times of what the look took: a quarter of the loop's time at most is spent on looking.
+_REST = 3.0
 
 
 class Holding:
@@ -21,11 +26,23 @@ class Holding:
         self._router = router
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
+        self._rests_until_s = float("-inf")
+        # Whether the timer is set for the end of the rest, because somebody asked meanwhile.
+        self._is_asked = False
 
     def look(self) -> None:
         """An instance may have room now."""
-        if len(self._router.held):
-            self._router.release(self._clock())
+        if not len(self._router.held):
+            return
+        now_s = self._clock()
+        if now_s >= self._rests_until_s:
+            self._router.release(now_s)
+            took_s = self._clock() - now_s
+            # Not longer than until the timer would look anyway, whatever else the machine did meanwhile.
+            self._rests_until_s = now_s + took_s + min(_REST * took_s, _LOOK_EVERY_S)
+        elif not self._is_asked:
+            self._is_asked = True
+            self._look_in(self._rests_until_s - now_s)
 
     def enter(self, request: Request, now_s: float) -> "Lease | Turn":
         """A place for `request`, or its turn to wait for.
@@ -37,7 +54,7 @@ class Holding:
         if isinstance(entered, Lease):
             return entered
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._tick)
+            self._look_in(_LOOK_EVERY_S)
         return Turn(self, entered, granted)
 
     def give_up(self, held: Held, granted: "asyncio.Future[Lease | None]") -> None:
@@ -48,10 +65,16 @@ class Holding:
             lease.end()
             self.look()
 
+    def _look_in(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
     def _tick(self) -> None:
         self._timer = None
+        self._is_asked = False
         if len(self._router.held):
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._tick)
+            self._look_in(_LOOK_EVERY_S)
             self.look()
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import zmq
 
-from prefixroute.core.exact import ExactIndex, Source
+from prefixroute.core.exact import ExactIndex
 from prefixroute.core.fleet import Instance
+from prefixroute.core.kv_sources import Source
 from prefixroute.instance_facts import EventSource
 from prefixroute.kv_events.sources import Address, discovered
 from prefixroute.kv_events.stream import Patience, Stream

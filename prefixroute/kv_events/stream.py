@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from prefixroute.core.exact import Source, Trust
+from prefixroute.core.kv_sources import Source, Trust
 from prefixroute.kv_events.sources import Address
 from prefixroute.kv_events.tracker import Tell, Tracker
 

@@ -5,9 +5,7 @@ cache that no message told us of. It becomes so
 
 - from message 0 on, live or out of the publisher's replay buffer;
 - when the cache is emptied;
-- by turnover, for those who came late or lost something. The cache evicts what was unused for longest: once it evicts
-  a block that was stored under our eyes, what was there before is gone, or in use by requests whose new blocks are
-  stored behind blocks that we do not know. When of the last `WINDOW_BLOCKS` hardly any are, all is known.
+- by turnover (`turnover`), for those who came late or lost something.
 
 It ceases to be so when messages were lost for good, could not be read, or tell of blocks behind unknown ones too often.
 Until then it is partial: a lower bound, which nobody is shown.
@@ -26,12 +24,12 @@ from collections.abc import Callable
 
 from xxhash import xxh3_64_intdigest
 
-from prefixroute.core.exact import ExactIndex, Source, Trust
+from prefixroute.core.exact import ExactIndex
 from prefixroute.core.kv_blocks import Cleared
+from prefixroute.core.kv_sources import Source, Trust
 from prefixroute.kv_events.codec import Batch, UndecodableError, decode
+from prefixroute.kv_events.turnover import Turnover
 
-WINDOW_BLOCKS = 256
-MAX_ORPHAN_RATIO = 0.05
 # More than can wait in the subscriber's queue while a replay is read, which brings the same ones.
 RECENT_MESSAGES = 4_096
 # Holes that proved to be no loss, after which others are taken for the same.
@@ -72,10 +70,7 @@ class Tracker:
         self._n_failures = 0
         self._gave_up = False
         self._n_proven_holes = 0
-        # Of turnover: whether a block that we know was evicted, and what was counted when the window began.
-        self._turned = False
-        self._window = (0, 0)
-        self._evicted_before = 0
+        self._turnover = Turnover(source.counts)
 
     @property
     def is_complete(self) -> bool:
@@ -252,32 +247,15 @@ class Tracker:
         for event in batch.events:
             index.apply(source, event)
             if isinstance(event, Cleared):
-                self._complete, self._turned = True, False
-                self._open_window()
+                self._complete = True
+                self._turnover.begin()
         if batch.n_bad_stored:
             counts.undecodable += batch.n_bad_stored
             self._warn(counts.undecodable, "stored blocks in a way that cannot be read")
-            self._complete = self._turned = False
-            self._open_window()
-        elif not self._complete and counts.evicted_blocks > self._evicted_before:
-            self._turned = True
-        self._look_through_window()
-
-    def _look_through_window(self) -> None:
-        counts = self._source.counts
-        n_placed, n_orphans = counts.placed_blocks - self._window[0], counts.orphan_blocks - self._window[1]
-        if n_placed + n_orphans < WINDOW_BLOCKS:
-            return
-        if n_orphans > MAX_ORPHAN_RATIO * (n_placed + n_orphans):
             self._complete = False
-        elif self._turned:
-            self._complete = True
-        self._open_window()
-
-    def _open_window(self) -> None:
-        counts = self._source.counts
-        self._window = (counts.placed_blocks, counts.orphan_blocks)
-        self._evicted_before = counts.evicted_blocks
+            self._turnover.begin()
+        else:
+            self._complete = self._turnover.look(self._complete)
 
     def _spoil(self, message: str) -> None:
         self._source.counts.undecodable += 1
@@ -292,8 +270,8 @@ class Tracker:
     def _lose(self) -> None:
         """Something happened that is not known, and never will be."""
         self._index.clear(self._source)
-        self._complete = self._turned = False
-        self._open_window()
+        self._complete = False
+        self._turnover.begin()
 
     def _forget(self) -> None:
         self._lose()

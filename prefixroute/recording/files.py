@@ -3,7 +3,8 @@
 - Never more than `n_files` × `max_file_bytes` bytes.
 - Every file begins with the header. A run goes on in the file of the one before if that has the same header.
 - Lines are whole. Half a line that a full disk or a killed process left is cut off before anything is added.
-- What is there and was not written by this module is never touched, and two processes never write one file.
+- What is there and was not written by this module is never touched, and two processes never write one file. Where
+  an older file would have to go, that ends the recording.
 - Whoever moves the file away, to look at it, has it: a new one is begun.
 """
 
@@ -36,6 +37,7 @@ class RecordingFiles:
 
     def open(self) -> None:
         """Makes ready to write. What an OSError's text says is for the operator."""
+        self._n_older()  # better now than when the file is full
         # Not to be held up by a pipe that nobody reads.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         self._file = os.open(self.path, flags, 0o600)
@@ -124,16 +126,36 @@ class RecordingFiles:
 
     def _rotate(self) -> None:
         self.close()
-        for number in range(self._n_files - 1, 0, -1):
+        last = self._n_older()
+        # Left by a run that kept more, and the one that is too old now.
+        for number in range(max(1, self._n_files - 1), last + 1):
+            self._numbered(number).unlink(missing_ok=True)
+        for number in range(min(last, self._n_files - 2), -1, -1):
             with suppress(FileNotFoundError):
-                os.replace(self._numbered(number - 1), self._numbered(number))
-        # Left by a run that kept more.
-        number = self._n_files
-        with suppress(FileNotFoundError):
-            while True:
-                self._numbered(number).unlink()
-                number += 1
+                os.replace(self._numbered(number), self._numbered(number + 1))
         self.open()
+
+    def _n_older(self) -> int:
+        """Older files, numbered without a gap. Raises OSError when one of these is no recording."""
+        number = 1
+        while self._has_ours(number):
+            number += 1
+        return number - 1
+
+    def _has_ours(self, number: int) -> bool:
+        """Whether there is an older file of this number. Raises OSError for one that is no recording."""
+        try:
+            file = os.open(self._numbered(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        try:
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                first, _, _ = os.pread(file, _MAX_HEADER_BYTES, 0).partition(b"\n")
+                if header_of(first) is not None:
+                    return True
+        finally:
+            os.close(file)
+        raise OSError(errno.EEXIST, f"{self._numbered(number)} is in the way and no recording")
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path

@@ -15,7 +15,7 @@ from prefixroute.sim.table import Row, reference, title
 # Okabe and Ito's blue for whom the others are held against, grey for those.
 _OURS, _OTHERS = "#0072B2", "#999999"
 _TEXT = "#333333"
-_PANEL_INCHES = 5.2
+_PANEL_INCHES = 5.4
 _BAR_INCHES = 0.27
 # Longer bars are cut: a strategy that collapses must not make all others look the same.
 _MAX_RATIO = 4.0
@@ -51,7 +51,7 @@ def draw_chart(settings: Sequence[Sequence[Row]], path: Path) -> None:
     n_rows = ceil(len(settings) / n_columns)
     n_bars = max(len(rows) for rows in settings)
     with mpl.rc_context(style):
-        size = (max(7, n_columns * _PANEL_INCHES), n_rows * (n_bars * _BAR_INCHES + 0.9) + 0.4)
+        size = (max(7, n_columns * _PANEL_INCHES), n_rows * (n_bars * _BAR_INCHES + 1.0) + 0.4)
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(n_rows, n_columns, squeeze=False).flat
         for axes, rows in zip_longest(panels, settings):
@@ -73,7 +73,8 @@ def _draw(axes: Any, rows: Sequence[Row]) -> None:
     ratios = [row.figures["ttft_mean_s"] / base.figures["ttft_mean_s"] for row in ordered]
     end = min(max(ratios), _MAX_RATIO)
     bars = axes.barh(
-        [row.cell.strategy for row in ordered],
+        # Parameters below their name: the bars need the room.
+        [row.cell.strategy.replace(":", "\n", 1) for row in ordered],
         [min(ratio, end) for ratio in ratios],
         0.72,
         color=[_OURS if row is base else _OTHERS for row in ordered],
@@ -84,13 +85,13 @@ def _draw(axes: Any, rows: Sequence[Row]) -> None:
     ]
     axes.bar_label(bars, labels, padding=3, fontsize=9)
     for place, row in enumerate(ordered):
-        axes.text(end * 1.7, place, f"{row.figures['cached_ratio']:.0%}", ha="right", va="center", fontsize=9)
-    axes.set_xlim(0, end * 1.71)
+        axes.text(end * 1.85, place, f"{row.figures['cached_ratio']:.0%}", ha="right", va="center", fontsize=9)
+    axes.set_xlim(0, end * 1.86)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.axvline(1.0, color=_TEXT, linewidth=0.8, linestyle=":")
-    axes.set_title(title(base.cell), loc="left", fontsize=10, fontweight="bold")
+    axes.set_title(title(base.cell).replace(", ", "\n", 1), loc="left", fontsize=10, fontweight="bold")
     axes.spines[["top", "right", "bottom"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="y", length=0, labelsize=9)
     axes.xaxis.set_visible(False)
 
 

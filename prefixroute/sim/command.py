@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from prefixroute.demo.report import check_writable, write_json
+from prefixroute.errors import ConfigError
 from prefixroute.sim.calibration import Calibration
 from prefixroute.sim.cell import Cell
 from prefixroute.sim.chart import check_chart_path, draw_chart
@@ -57,7 +58,10 @@ def _tell(results: list[tuple[Cell, Figures]], options: SimulateOptions, out: Co
     if options.json_path is not None:
         write_json(options.json_path, to_json(results))
     if options.chart_path is not None:
-        draw_chart(settings, options.chart_path)
+        try:
+            draw_chart(settings, options.chart_path)
+        except OSError as error:
+            raise ConfigError(f"cannot write {options.chart_path}: {error.strerror}") from error
     for rows in settings:
         out.print(table_of(rows))
         out.print(note(rows))

@@ -5,12 +5,14 @@ goes to a worker is a description, what comes back a row of figures.
 """
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
+from threading import Thread
 from typing import Protocol, TypeVar
 
 from prefixroute.errors import ConfigError, PrefixRouteError
@@ -95,7 +97,7 @@ def _workers(n_processes: int) -> Iterator[Run]:
         return
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
-        n_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_leave_ctrl_c_to_the_parent
+        n_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_live_and_die_with_the_parent
     )
     try:
         yield partial(_run_there, pool)
@@ -135,5 +137,13 @@ def _named(function: Callable[[T], U], item: T) -> U:
         raise CellError(f"{item}: {type(error).__name__}: {error}") from error
 
 
-def _leave_ctrl_c_to_the_parent() -> None:
+def _live_and_die_with_the_parent() -> None:
+    # Its Ctrl-C is ours as well, and it will say when to end: unless it is killed, which no pool tells its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)

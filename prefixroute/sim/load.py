@@ -35,8 +35,9 @@ def overlay(trace: Trace, name: str, n_requests: int, rate: float, seed: int = 0
     if n_requests < 1 or rate <= 0:
         raise ConfigError("a workload has at least one request, at a rate above 0")
     factor = rate / natural_rate(trace)
-    n_copies = max(1, ceil(factor / MAX_COMPRESSION))
-    compression = factor / n_copies
+    # Each copy brings its first request at once: more copies than requests would bring none earlier.
+    n_copies = n_requests if factor > MAX_COMPRESSION * n_requests else max(1, ceil(factor / MAX_COMPRESSION))
+    compression = min(MAX_COMPRESSION, factor / n_copies)
     fresh = count().__next__
     begins = [(place / n_copies + seed * _GOLDEN) % 1.0 for place in range(n_copies)]
     copies = [_copy(trace, floor(begin * len(trace.requests)), compression, fresh) for begin in begins]

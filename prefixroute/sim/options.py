@@ -19,6 +19,8 @@ from prefixroute.sim.sources import FromTrace, Generated, Source
 _DEFAULT_LOAD = 1.0
 _MAX_INSTANCES = 1_024
 _MAX_SEEDS = 1_000
+# Of rates, loads, speeds and times: beyond, floating point no longer tells one moment from the next.
+_LEAST, _MOST = 1e-6, 1e6
 
 T = TypeVar("T")
 
@@ -152,6 +154,8 @@ def _positive(option: str, text: str) -> float:
         number = float("nan")
     if not isfinite(number) or number <= 0:
         raise ConfigError(f"{option}: '{text}' is no number above 0")
+    if not _LEAST <= number <= _MOST:
+        raise ConfigError(f"{option}: '{text}' is not within {_LEAST:f} and {_MOST:,.0f}")
     return number
 
 

@@ -46,7 +46,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class FleetShape:
-    """`speeds`: of each instance, as a factor. `exact`: the router gets every instance's KV events."""
+    """`speeds`: of each instance, as a factor."""
 
     speeds: Sequence[float]
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -247,7 +247,8 @@ class Simulation:
         done.cached_tokens = attempt.cached_tokens or 0
         done.ttft_s = (attempt.first_token_s or 0.0) - done.arrived_s
         done.e2e_s = self.now_s - done.arrived_s
-        n_blocks = (request.input_tokens + request.output_tokens) // self.workload.block_tokens
+        # The last token of an answer is told, and never put in.
+        n_blocks = (request.input_tokens + request.output_tokens - 1) // self.workload.block_tokens
         attempt.lease.computed(request.hashes[self._stride - 1 : n_blocks : self._stride])
         attempt.lease.end()
         del self._requests[index]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from prefixroute.config.constants import constants, hold_constants
 from prefixroute.config.errors import describe, did_you_mean
 from prefixroute.config.settings import ExpectedLatencySettings, PrefixAwareSettings, Table
 from prefixroute.core.guard import GuardConstants
@@ -35,7 +36,7 @@ from prefixroute.sim.baselines.smg import Smg
 if TYPE_CHECKING:
     from prefixroute.sim.run import Simulation
 
-T = TypeVar("T")
+TableT = TypeVar("TableT", bound=Table)
 MakePolicy = Callable[["Simulation"], Policy]
 
 
@@ -88,14 +89,14 @@ def strategy(text: str) -> Strategy:
     given = _split(text, listed)
     if name == "expected_latency":
         settings = _settings(text, ExpectedLatencySettings, given)
-        policy = partial(ExpectedLatency, _constants(LatencyConstants, settings))
+        policy = partial(ExpectedLatency, constants(LatencyConstants, settings))
         return Strategy(
             text,
             _of_none(policy),
-            _constants(HoldConstants, settings),
-            _constants(LoadConstants, settings),
-            _constants(GuardConstants, settings),
-            _constants(Sampling, settings),
+            hold_constants(settings),
+            constants(LoadConstants, settings),
+            constants(GuardConstants, settings),
+            constants(Sampling, settings),
         )
     if name == "prefix_aware":
         p = _settings(text, PrefixAwareSettings, given)
@@ -145,9 +146,6 @@ def _values(text: str, defaults: Mapping[str, Any], given: Mapping[str, str]) ->
     return values
 
 
-TableT = TypeVar("TableT", bound=Table)
-
-
 def _settings(text: str, table: type[TableT], given: Mapping[str, str]) -> TableT:
     """The configuration's own table of them, with its bounds."""
     defaults = {name: field.default for name, field in table.model_fields.items()}
@@ -155,8 +153,3 @@ def _settings(text: str, table: type[TableT], given: Mapping[str, str]) -> Table
         return table(**_values(text, defaults, given))
     except ValidationError as error:
         raise ConfigError(f"strategy '{text}': {'; '.join(describe(error, {}))}") from None
-
-
-def _constants(kind: Callable[..., T], table: Table) -> T:
-    """A dataclass of the core's constants, each from the setting of the same name."""
-    return kind(**{name: getattr(table, name) for name in signature(kind).parameters})

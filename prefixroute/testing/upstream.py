@@ -92,6 +92,8 @@ class FakeUpstream:
     ) -> None:
         self.script: Script = script or json_answer({"ok": True})
         self.models = models
+        self.adapters: dict[str, str] = {}
+        """Listed besides: name → the model that it adapts."""
         self.health_status = 200
         self.calls: list[Call] = []
         self.port = 0
@@ -222,7 +224,9 @@ class FakeUpstream:
             case "/health":
                 return json_answer({}, status=self.health_status)
             case "/v1/models":
-                return json_answer({"object": "list", "data": [{"id": name} for name in self.models]})
+                listed = [{"id": name} for name in self.models]
+                listed += [{"id": name, "parent": parent} for name, parent in self.adapters.items()]
+                return json_answer({"object": "list", "data": listed})
             case "/metrics":
                 return json_answer({}, status=404)
         return None

@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -43,6 +44,16 @@ def wait_gone(group: int, limit_s: float = 10.0) -> None:
             return
         assert monotonic() < end_s, "processes are left over"
         sleep(0.02)
+
+
+@contextmanager
+def killed_at_last(group: int) -> Iterator[None]:
+    """Whatever fails, no process of the group is left to disturb other tests."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 def test_the_same_command_gives_the_same_figures_whatever_the_processes(tmp_path: Path) -> None:
@@ -112,18 +123,34 @@ def test_a_signal_ends_it_and_its_workers(number: signal.Signals, code: int, tmp
     """In the middle of a grid that would take longer: as soon as the first of its rates is known."""
     rates = tmp_path / "rates.json"
     process = subprocess.Popen(
-        command("rag", *SMALL, "--instances", "1,64", "--requests", 400, "--jobs", 2, "--calibration", rates),
+        command("rag", "chat", *SMALL, "--instances", "1,2,3,4", "--jobs", 2, "--calibration", rates),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    wait_for_file(rates)
-    # Ctrl-C goes to all processes of a terminal, SIGTERM to one.
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
-    out, err = process.communicate()
-    assert (process.returncode, out, err) == (code, "", "")
-    wait_gone(process.pid)
+    with process, killed_at_last(process.pid):
+        wait_for_file(rates)
+        # Ctrl-C goes to all processes of a terminal, SIGTERM to one.
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        out, err = process.communicate()
+        assert (process.returncode, out, err) == (code, "", "")
+        wait_gone(process.pid)
+
+
+def test_its_workers_end_with_it_when_it_is_killed(tmp_path: Path) -> None:
+    rates = tmp_path / "rates.json"
+    process = subprocess.Popen(
+        command("rag", "chat", *SMALL, "--instances", "1,2,3,4", "--jobs", 2, "--calibration", rates),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with killed_at_last(process.pid):
+        wait_for_file(rates)
+        process.kill()
+        process.wait()
+        wait_gone(process.pid)

@@ -215,6 +215,7 @@ async def test_instances_are_shown_as_the_router_sees_them(admin: Admin) -> None
         "in_flight": 1,
         "pending_prefill_tokens": body[0]["pending_prefill_tokens"],
         "index_blocks": len(lease.request.chain),
+        "kv_events": "off",
         "capacity_tokens": 1_000_000,
         "capacity_told": False,
         "prediction": "unknown",

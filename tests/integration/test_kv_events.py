@@ -14,8 +14,9 @@ import msgpack
 import pytest
 import zmq
 
-from prefixroute.core.exact import ExactIndex, Trust
+from prefixroute.core.exact import ExactIndex
 from prefixroute.core.fleet import Instance
+from prefixroute.core.kv_sources import Trust
 from prefixroute.instance_facts import EventSource
 from prefixroute.kv_events.service import KvEvents
 from prefixroute.kv_events.sources import Address

@@ -6,7 +6,7 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from types import TracebackType
@@ -118,6 +118,7 @@ class Probing:
         self.asks_events: list[str] = []
         self.events: list[tuple[str, Sequence[EventSource]]] = []
         self.emptied: list[tuple[str, float | None]] = []
+        self.adapters: list[Collection[str]] | None = None
 
     def prober(self, *, api_keys: dict[str, str] | None = None, known_capacity: tuple[str, ...] = ()) -> Prober:
         return Prober(
@@ -125,6 +126,7 @@ class Probing:
             on_change=self._on_change, on_probe=lambda _name, outcome: self.outcomes.append(outcome),
             asks_events=self.asks_events, on_events=lambda name, sources: self.events.append((name, sources)),
             on_emptied=lambda name, started_s: self.emptied.append((name, started_s)),
+            on_adapters=None if self.adapters is None else self.adapters.append,
             clock=self.clock, rng=Random(1),
         )  # fmt: skip
 
@@ -480,6 +482,20 @@ async def test_what_is_configured_is_not_learned(server: Server) -> None:
     assert server.asked == ["/health", "/metrics"]
     assert probing.router.fleet.state("gpu-0").models == frozenset({"mine"})
     assert probing.router.capacity_tokens("gpu-0") == 1_000_000
+
+
+@pytest.mark.parametrize("models", [None, frozenset({"mine"})], ids=["learned", "configured"])
+async def test_adapters_are_told_to_who_wants_to_know(server: Server, models: frozenset[str] | None) -> None:
+    server.answers["/v1/models"] = answer(200, b'{"data":[{"id":"llama"},{"id":"sql","parent":"llama"}]}')
+    probing = Probing([server]) if models is None else Probing([server], models=models)
+    probing.adapters = []
+    async with probing.prober() as prober:
+        for _ in range(2):
+            await prober.probe_once(probing.instances[0])
+            probing.clock.now_s += LEARN_EVERY_S
+
+    assert probing.adapters == [{"sql"}, {"sql"}]
+    assert probing.router.fleet.state("gpu-0").models == (models or {"llama", "sql"})
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,9 @@ async def test_one_too_many_is_told_so_in_the_dialect_of_the_route_and_when_to_c
         await upstream.wait_calls(1)
         await ask(second, "second", n_words=20_000)
         await until(lambda: n_held(app) == 1)
-        answer: RawAnswer = await refused.request("POST", path, body("refused"))
+        is_completion = path == "/v1/completions"
+        content = json.dumps({"model": "m", "prompt": "hello"}).encode() if is_completion else body("refused")
+        answer: RawAnswer = await refused.request("POST", path, content)
         assert answer.status == 429
         assert int(answer.header("retry-after") or 0) == pytest.approx(2 * 65_000 / 12_000, abs=1.5)
         told = json.loads(answer.body)
@@ -326,3 +328,26 @@ async def test_a_stop_cuts_off_those_that_are_still_held_and_forgets_them(
         await until(lambda: len(finished()) == 3)
         assert (n_held(app), in_flight(app), app.router.held.by_slot) == (0, 0, {})
     assert [line["outcome"] for line in finished()] == ["cut_off"] * 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content"),
+    [("GET", "/v1/models", b""), ("GET", "/version", b""), ("POST", "/tokenize", b'{"model":"m","prompt":"hi"}')],
+)
+async def test_who_asks_for_no_prefill_waits_for_nobodys(
+    serve: Serve, until: Until, method: str, path: str, content: bytes
+) -> None:
+    async with (
+        Gated() as upstream, serve(upstream, **held(max_held=1)) as app, clients(app, 3) as (first, second, asks),
+    ):  # fmt: skip
+        await ask(first, "first")
+        await upstream.wait_calls(1)
+        await ask(second, "second")
+        await until(lambda: n_held(app) == 1)
+        upstream.open(1)
+        answer: RawAnswer = await asks.request(method, path, content)
+        assert answer.status == 200
+        assert n_held(app) == 1
+        for i in (0, 2):
+            upstream.open(i)
+        assert [(await client.answer()).status for client in (first, second)] == [200, 200]

@@ -4,11 +4,14 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from prefixroute.core.exact import ExactIndex, Source, Trust
+from prefixroute.core.exact import ExactIndex
+from prefixroute.core.exact_prompt import ExactPrompt
 from prefixroute.core.kv_blocks import Cleared, Removed, Stored
+from prefixroute.core.kv_sources import Source, Trust
 
 SIZES = (1, 2, 4)
 LENGTH = 8
@@ -124,3 +127,26 @@ class ExactMachine(RuleBasedStateMachine):
 
 
 TestExact = ExactMachine.TestCase
+
+
+@given(
+    prompt=prompts,
+    others=st.lists(st.tuples(prompts, st.booleans()), max_size=4),
+    size=st.sampled_from(SIZES),
+    behind=st.integers(0, LENGTH),
+)
+def test_what_others_bring_is_the_longest_beginning_in_common(
+    prompt: Path, others: list[tuple[Path, bool]], size: int, behind: int
+) -> None:
+    def made(tokens: Path, root: int = 1) -> ExactPrompt:
+        return ExactPrompt(array("I", tokens).tobytes(), root)
+
+    longest = behind
+    for other, is_same_root in others:
+        shared = 0
+        while is_same_root and shared + size < len(prompt) and shared + size <= len(other):
+            if prompt[: shared + size] != other[: shared + size]:
+                break
+            shared += size
+        longest = max(longest, shared)
+    assert made(prompt).n_shared([made(o, 1 if same else 2) for o, same in others], size, behind) == longest

@@ -142,14 +142,14 @@ def formula_tokens(facts: Facts, candidates: Sequence[Candidate]) -> list[float]
     n_mean = sum(c.in_flight for c in candidates) / len(candidates)
     p_mean = (sum(c.pending_work for c in candidates) + facts.held_work) / len(candidates)
     m_b = min(c.work for c in candidates)
-    a = 1.5 * min(20, 1 + p_mean / 16_000)
+    a = 1.0 * min(20, 1 + p_mean / 16_000)
     scores = []
     for c in candidates:
         p, e, h, m, n, v = c.pending_work, c.head_progress, c.held_work, c.work, c.in_flight, c.prefill_rate
         if 0.95 * v_fleet < v < 1.05 * v_fleet:
             v = v_fleet
         interference = 0.4 / (1 + n_mean / 10) * n * min(m, m_mean)
-        kv_read = 0.5 * v_fleet * c.in_flight_tokens / c.capacity_tokens
+        kv_read = 1.0 * v_fleet * c.in_flight_tokens / c.capacity_tokens
         scores.append((p - e + h + m + interference + kv_read) * v_fleet / v + a * (m - m_b))
     return scores
 

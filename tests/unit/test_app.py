@@ -11,7 +11,8 @@ from typing import Any, get_args
 import pytest
 
 from prefixroute import __version__
-from prefixroute.app import constants, make_policy, make_router, running
+from prefixroute.app import make_policy, make_router, running
+from prefixroute.config.constants import constants
 from prefixroute.config.settings import (
     ExpectedLatencySettings,
     FleetSettings,

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any, get_args
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from prefixroute import __version__, cli
 from prefixroute.config import Strategy
+from prefixroute.exact_tokens import setup
 from prefixroute.explain import show, show_ladder
 
 URLS = ("http://127.0.0.1:1", "http://127.0.0.1:2")
@@ -278,6 +280,44 @@ def test_a_check_makes_the_custom_policy(shell: Shell) -> None:
     )
 
 
+def test_a_check_reads_the_tokenizer(shell: Shell) -> None:
+    config = shell.file("tokenizer: {kind: huggingface, path: nowhere}")
+    refused(
+        shell.run("check", URLS[0], "--config", config),
+        "tokenizer.path: there is no nowhere (a tokenizer.json, or the directory that has it)",
+    )
+    shell.file("{", "tokenizer.json")
+    config = shell.file("tokenizer: {kind: huggingface, path: tokenizer.json}")
+    ran = shell.run("check", URLS[0], "--config", config)
+    assert ran.code == 2
+    assert ran.err.startswith("prefixroute: tokenizer.path: no tokenizer can be made of tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "missing", "line"),
+    [
+        (
+            "tokenizer: {kind: huggingface, path: .}",
+            "jinja2",
+            "tokenizer.kind: huggingface needs jinja2 (pip install 'prefixroute[tokenizers]')",
+        ),
+        (
+            "fleet: {instances: [{url: 'http://127.0.0.1:1', kv_events: auto}]}",
+            "zmq",
+            "fleet.instances: kv_events needs zmq, which is not installed (pip install 'prefixroute[kv-events]')",
+        ),
+    ],
+)
+def test_a_check_names_an_extra_that_is_missing(shell: Shell, config: str, missing: str, line: str) -> None:
+    shell.monkeypatch.setattr(setup, "find_spec", lambda name: None if name == missing else find_spec(name))
+    for name in list(sys.modules):
+        if name.startswith("prefixroute.kv_events"):
+            shell.monkeypatch.delitem(sys.modules, name)
+    shell.monkeypatch.setitem(sys.modules, missing, None)
+    file = shell.file(config if "fleet" in config else f"{config}\nfleet: {{instances: [{{url: '{URLS[0]}'}}]}}")
+    refused(shell.run("check", "--config", file), line)
+
+
 # explain, as far as nothing answers
 
 
@@ -395,6 +435,14 @@ def test_an_explanation_shows_the_chosen_one_first_and_the_others_by_cost() -> N
     assert text.index("gpu-b") < text.index("gpu-c") < text.index("gpu-a")
     (line,) = [line for line in text.splitlines() if line.startswith("  gpu-b")]
     assert line.split() == ["gpu-b", "up", "1024", "3", "77", "9", "250.0", "ms"]
+
+
+def test_an_explanation_says_what_is_exact() -> None:
+    text = shown({**explanation(candidate("a", exact=True), candidate("b", exact=False)), "exact_tokens": True})
+    assert text.startswith("model m: 1200 tokens (exact) in 4 blocks; ")
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert "(exact)" in rows["a"]
+    assert "(exact)" not in rows["b"]
 
 
 def test_an_explanation_takes_names_as_they_are() -> None:

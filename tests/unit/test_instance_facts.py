@@ -108,7 +108,10 @@ def test_models_and_adapters_are_listed_by_id() -> None:
         b'{"object":"list","data":[{"id":"org/base:tag","max_model_len":4096},{"id":"lora-a","parent":"org/base:tag"}]}'
     )
 
-    assert read_models(body) == frozenset({"org/base:tag", "lora-a"})
+    listed = read_models(body)
+    assert listed is not None
+    assert listed.models == {"org/base:tag", "lora-a"}
+    assert listed.adapters == {"lora-a"}
 
 
 @pytest.mark.parametrize(

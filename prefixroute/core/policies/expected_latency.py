@@ -28,8 +28,8 @@ class LatencyConstants:
 
     interference: float = 0.4
     interference_damping: float = 10
-    kv_read_s: float = 0.5
-    affinity: float = 1.5
+    kv_read_s: float = 1.0
+    affinity: float = 1.0
     affinity_max: float = 20
     affinity_backlog_tokens: float = 16_000
     # Above the noise of learned speeds: each is worth about 100 samples, which leaves 3 % of a scatter of 30 %.

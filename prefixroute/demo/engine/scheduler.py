@@ -166,7 +166,8 @@ class Engine(Generic[RequestT]):
         step_s = config.step_time_s(prefill_s, n_decoding, decoding_tokens)
         if max_steps == 1 or preempted or n_decoding < len(self._running):
             return step_s
-        # Whoever waits could not be admitted now, so not before somebody ends.
+        # Whoever waits could not be admitted now, so not before somebody ends. (A waiting prompt that contains an
+        # answer still being made might; nobody can ask that before having the answer.)
         self._n_steps = self._longest_leap(max_steps)
         self._began_s = now_s
         self._first_step_s = step_s

@@ -1,5 +1,6 @@
 """llm-d-router (the Gateway API's endpoint picker): queue 2, KV 2, prefix 3; approximate, and with KV events."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ _INDEX_TOKENS = 31_250 * 64
 _MAX_HASHED_TOKENS = 131_072
 
 
-class _LlmD:
+class _LlmD(ABC):
     """Greatest sum of three scores between 0 and 1.
 
     Queue: 1 for the shortest, 0 for the longest, 1 for all when they are equal. KV: the share that is not used.
@@ -27,17 +28,21 @@ class _LlmD:
     def __init__(
         self,
         sim: "Simulation",
-        held: TokenMap,
-        queue_weight: float,
-        kv_weight: float,
-        prefix_weight: float,
-        poll_s: float,
+        *,
+        queue_weight: float = 2.0,
+        kv_weight: float = 2.0,
+        prefix_weight: float = 3.0,
+        poll_s: float = 0.05,
     ) -> None:
-        self._map = held
+        self._map = self._make_map(sim)
         self._gauges = Gauges(sim, poll_s)
         self._queue_weight = queue_weight
         self._kv_weight = kv_weight
         self._prefix_weight = prefix_weight
+
+    @staticmethod
+    @abstractmethod
+    def _make_map(sim: "Simulation") -> TokenMap: ...
 
     def pick(self, facts: Facts, candidates: Sequence[Candidate], rng: Random) -> Decision:
         gauges = self._gauges.read(facts.now_s)
@@ -63,28 +68,14 @@ class _LlmD:
 class LlmD(_LlmD):
     """Approximate: an LRU of what was sent, of a fixed size."""
 
-    def __init__(
-        self,
-        sim: "Simulation",
-        *,
-        queue_weight: float = 2.0,
-        kv_weight: float = 2.0,
-        prefix_weight: float = 3.0,
-        poll_s: float = 0.05,
-    ) -> None:
-        super().__init__(sim, SentMap(sim, _INDEX_TOKENS), queue_weight, kv_weight, prefix_weight, poll_s)
+    @staticmethod
+    def _make_map(sim: "Simulation") -> TokenMap:
+        return SentMap(sim, _INDEX_TOKENS)
 
 
 class LlmDPrecise(_LlmD):
     """With KV events that take no time; without speculative entries, which are off by default."""
 
-    def __init__(
-        self,
-        sim: "Simulation",
-        *,
-        queue_weight: float = 2.0,
-        kv_weight: float = 2.0,
-        prefix_weight: float = 3.0,
-        poll_s: float = 0.05,
-    ) -> None:
-        super().__init__(sim, ExactMap(sim), queue_weight, kv_weight, prefix_weight, poll_s)
+    @staticmethod
+    def _make_map(sim: "Simulation") -> TokenMap:
+        return ExactMap(sim)

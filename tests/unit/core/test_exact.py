@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from prefixroute.core.exact import BYTES_PER_BLOCK, ExactIndex, Source, Trust
+from prefixroute.core.exact import BYTES_PER_BLOCK, ExactIndex
 from prefixroute.core.kv_blocks import Cleared, Removed, Stored
+from prefixroute.core.kv_sources import Source, Trust
 
 SIZE = 16
 TOKENS = list(range(100, 100 + 10 * SIZE))

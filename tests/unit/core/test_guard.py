@@ -53,8 +53,8 @@ def test_short_prompts_and_half_matches_tell_nothing() -> None:
 
 def test_evidence_is_a_setting() -> None:
     guard = Guard(GuardConstants(guard_evidence=1))
-    see(guard, 2, kept=0.0)
     see(guard, 2, kept=0.0, matched=False)
+    see(guard, 2, kept=0.0)
     assert guard.weight == 0.0
 
 
@@ -87,3 +87,24 @@ def test_prefills_that_do_not_teach_speed_do_not_guard_either() -> None:
         load.first_byte(flight, 10.0 * n + 0.5)
         load.end(flight)
     assert load.guard.kept_ratio() is None
+
+
+@pytest.mark.parametrize("n_before", [0, 50])
+def test_one_stall_does_not_switch_affinity_off(n_before: int) -> None:
+    """An instance that compiles, or waits for memory, answers a minute late: this says nothing of its cache."""
+    guard = Guard()
+    see(guard, n_before, kept=1.0, matched=False)
+    see(guard, n_before, kept=1.0)
+    guard.observe(COLD, WARM, 60.0)
+    see(guard, 50, kept=1.0, matched=False)
+    see(guard, 50, kept=1.0)
+    assert guard.weight == 1.0
+
+
+def test_a_tenth_of_slow_prompts_does_not_either() -> None:
+    guard = Guard()
+    for _ in range(50):
+        see(guard, 10, kept=1.0, matched=False)
+        see(guard, 9, kept=0.95)
+        guard.observe(COLD, WARM, 20.0)
+        assert guard.weight == 1.0

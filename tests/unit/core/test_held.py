@@ -15,7 +15,7 @@ from prefixroute.core.router import Lease, Router
 from prefixroute.errors import NoInstanceError, TooManyRequestsError
 
 BLOCK = 16
-# Pending work above which an instance is busy: 0.3 s at the speed assumed at first.
+# Pending work above which an instance is busy here: 0.3 s at the speed assumed at first.
 LIMIT = 3_600
 
 
@@ -26,7 +26,8 @@ class Queue:
         instances = [
             Instance(f"gpu-{i}", f"http://gpu-{i}", i, frozenset({models[i]}) if models else None) for i in range(n)
         ]
-        self.router = Router(instances, ExpectedLatency(), BlockHasher(BLOCK, 1), Random(1), hold=HoldConstants(**hold))
+        constants = HoldConstants(**{"hold_s": 0.3, **hold})
+        self.router = Router(instances, ExpectedLatency(), BlockHasher(BLOCK, 1), Random(1), hold=constants)
         for instance in instances:
             self.router.fleet.probe_passed(instance.name)
         self.granted: list[tuple[str, Lease | None]] = []
@@ -334,3 +335,61 @@ def test_sums_are_exactly_zero_when_nobody_is_held() -> None:
     for held in requests:
         helds.leave(held)
     assert (helds.by_slot, list(helds.models)) == ({}, [])
+
+
+def test_who_wants_an_idle_instance_does_not_wait_behind_all_who_wait_for_a_busy_one() -> None:
+    """A long shared prefix is worth waiting for; who does not have it must not wait with them."""
+    shared = list(range(1_000, 1_000 + 100_000 // BLOCK))
+    queue = Queue(2, hold_s=0.3, hold_batch=8)
+    with queue.take("home", 100_000, chain=shared) as home:
+        home.first_byte(5.0, learn=False)
+    pending = [queue.take(f"pending-{i}", 30_000, now_s=5.0) for i in range(2)]
+    assert {lease.instance.slot for lease in pending} == {0, 1}
+    for i in range(20):
+        queue.hold(f"shared-{i}", 100_100, now_s=5.0, chain=[*shared, 7_000 + i])
+    (idle,) = (lease for lease in pending if lease.instance is not home.instance)
+    # Bound to either; those who were bound to the idle one go.
+    others = {f"other-{i}": queue.hold(f"other-{i}", 200, now_s=5.0).slot for i in range(8)}
+    assert idle.instance.slot in others.values()
+    idle.first_byte(6.0, learn=False)
+    idle.end()
+    for now_s in (6.0, 7.0, 8.0):
+        queue.router.release(now_s)
+        for _, lease in queue.granted:
+            assert lease is not None
+            lease.first_byte(now_s, learn=False)
+    assert {name for name, slot in others.items() if slot == idle.instance.slot} <= set(queue.names)
+
+
+def test_nobody_waits_for_prefill_whose_time_is_only_guessed() -> None:
+    """Answers in one piece teach no speed: a fast instance would be kept as slow as it was assumed to be."""
+    queue = Queue(hold_s=0.3)
+    unary = Request(Prompt("m", b"", b"unary", 10_000, stream=False), [], 10_000)
+    leases = [queue.router.enter(unary, now_s=0.0, grant=lambda _: None) for _ in range(20)]
+    assert all(isinstance(lease, Lease) for lease in leases)
+    # Those that tell of their first byte count as ever.
+    queue.take("streamed", 10_000)
+    queue.hold("held", 10_000)
+
+
+def test_prefill_of_answers_in_one_piece_counts_once_a_speed_was_measured() -> None:
+    queue = Queue(hold_s=0.3)
+    with queue.take("streamed", 10_000) as lease:
+        lease.first_byte(1.0, learn=True)
+    unary = Request(Prompt("m", b"", b"unary", 10_000, stream=False), [], 10_000)
+    assert isinstance(queue.router.enter(unary, now_s=1.0, grant=lambda _: None), Lease)
+    held = queue.router.enter(unary, now_s=1.0, grant=lambda lease: queue.granted.append(("unary", lease)))
+    assert isinstance(held, Held)
+    queue.router.release(1.9)
+    assert queue.names == ["unary"]
+
+
+def test_who_is_refused_is_told_to_come_back_within_a_minute() -> None:
+    """All that is held takes an hour, but a place is free as soon as one of them goes."""
+    queue = Queue(hold_s=0.3, max_held=3)
+    queue.take("first", 100_000)
+    for i in range(3):
+        queue.hold(f"held-{i}", 1_000_000)
+    with pytest.raises(TooManyRequestsError) as refused:
+        queue.hold("refused")
+    assert refused.value.retry_after_s == 60

@@ -118,8 +118,8 @@ def test_a_holder_that_is_hardly_slower_keeps_its_prefix() -> None:
 def test_it_spills_when_waiting_costs_more_than_computing_anew(share: float, slot: int) -> None:
     holder, other = candidate(0, matched=6_144), candidate(1)
     spared = other.work - holder.work
-    # Break-even: P = spared + a·spared, where a = 1.5·(1 + mean P / 16,000) grows with P itself.
-    break_even = 2.5 * spared / (1 - 1.5 * spared / (2 * 16_000))
+    # Break-even: P = spared + a·spared, where a = 1 + mean P / 16,000 grows with P itself.
+    break_even = 2 * spared / (1 - spared / (2 * 16_000))
     holder.pending_work = share * break_even
     decision = take(ExpectedLatency(), facts(), [holder, other])
     assert decision.instance.slot == slot

@@ -101,3 +101,11 @@ def test_decisions_without_a_choice_are_not_counted() -> None:
 def test_there_are_few() -> None:
     with pytest.raises(ValueError, match="more than 4"):
         Shadows([Shadow(str(i), RandomPolicy()) for i in range(MAX_SHADOWS + 1)], ExpectedLatency(), Random(1))
+
+
+@pytest.mark.parametrize("scores", [[1.0, float("inf"), 3.0], [float("inf")] * 3, [1.0, float("nan"), 3.0]])
+def test_costs_that_are_no_number_of_seconds_spoil_no_sum(scores: list[float]) -> None:
+    """Policies write "never" as an infinite cost, and counters that were infinite once stay so."""
+    shadow = watched(Always(1), 0, scores)
+    assert (shadow.n_different, shadow.n_faults) == (1, 0)
+    assert (shadow.worse_s, shadow.better_s) == (0.0, 0.0)

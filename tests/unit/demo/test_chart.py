@@ -45,5 +45,5 @@ def test_other_kinds_of_file_are_refused() -> None:
 
 def test_without_matplotlib_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chart, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install matplotlib"):
+    with pytest.raises(ConfigError, match=r"pip install 'prefixroute\[charts\]'"):
         check_chart_path(Path("chart.svg"))

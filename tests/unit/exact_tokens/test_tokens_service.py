@@ -133,6 +133,15 @@ async def test_a_full_line_is_not_joined(model_dir: ModelDir) -> None:
         assert count(tokens, TokenOutcome.SATURATED) == 3
 
 
+async def test_the_line_is_as_long_as_the_budget_allows(model_dir: ModelDir) -> None:
+    async with running(model_dir()) as tokens:
+        for i in range(60):
+            await tokens.of(Api.CHAT, prompt_of(f"{i}"))
+        answers = await asyncio.gather(*(tokens.of(Api.CHAT, prompt_of(f"{i}")) for i in range(40)))
+        assert None not in answers
+        assert count(tokens, TokenOutcome.SATURATED) == 0
+
+
 # Faults
 
 
@@ -225,6 +234,24 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match=r"pip install 'prefixroute\[tokenizers\]'"):
         setup.make_exact_tokens(TokenizerSettings(kind="huggingface", path="x"))
     assert setup.make_exact_tokens(TokenizerSettings()) is None
+
+
+def test_files_can_be_checked_beforehand(model_dir: ModelDir) -> None:
+    def settings(directory: Path, **more: object) -> TokenizerSettings:
+        return TokenizerSettings.model_validate({"kind": "huggingface", "path": str(directory), **more})
+
+    directory = model_dir()
+    setup.check_files(TokenizerSettings())
+    setup.check_files(settings(directory))
+    with pytest.raises(ConfigError, match=r"there is no nowhere\.jinja"):
+        setup.check_files(settings(directory, chat_template="nowhere.jinja"))
+    with pytest.raises(ConfigError, match=r"tokenizer\.path: there is no .*nowhere"):
+        setup.check_files(settings(directory / "nowhere"))
+    with pytest.raises(ConfigError, match="the chat template cannot be read"):
+        setup.check_files(settings(model_dir("llama3", template="{% if %}")))
+    (directory / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"no tokenizer can be made of tokenizer\.json"):
+        setup.check_files(settings(directory))
 
 
 def test_a_tokenizer_needs_a_path() -> None:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import msgpack
 import pytest
 
-from prefixroute.core.exact import ExactIndex, Source, Trust
+from prefixroute.core.exact import ExactIndex
 from prefixroute.core.kv_blocks import Stored
+from prefixroute.core.kv_sources import Source, Trust
 from prefixroute.kv_events.codec import decode
 
 DATA = Path(__file__).parents[2] / "data" / "kv_events"

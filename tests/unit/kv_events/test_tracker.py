@@ -7,8 +7,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from prefixroute.core.exact import ExactIndex, Trust
-from prefixroute.kv_events.tracker import WINDOW_BLOCKS, Tracker
+from prefixroute.core.exact import ExactIndex
+from prefixroute.core.kv_sources import Trust
+from prefixroute.kv_events.tracker import Tracker
+from prefixroute.kv_events.turnover import WINDOW_BLOCKS
 
 SIZE = 2
 NOW_S = 1_000.0

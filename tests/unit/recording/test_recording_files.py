@@ -182,10 +182,11 @@ def test_a_rotation_that_fails_loses_nothing_that_was_written(path: Path) -> Non
     files = files_of(path, n_files=2)
     lines = numbered(range(1000, 1100))
     in_the_way = path.with_name("rec.jsonl.1")
+    files.write(lines[:1])
     in_the_way.mkdir()
     for _ in range(2):
-        with pytest.raises(IsADirectoryError):
-            files.write(lines)
+        with pytest.raises(FileExistsError):
+            files.write(lines[files.n_written :])
     n_written = files.n_written
     assert 0 < n_written < 100
     assert path.read_bytes() == HEAD + b"".join(lines[:n_written])
@@ -194,3 +195,32 @@ def test_a_rotation_that_fails_loses_nothing_that_was_written(path: Path) -> Non
     assert files.n_written == 100
     kept = [one.read_bytes().removeprefix(HEAD) for one in (in_the_way, path)]
     assert b"".join(kept) == b"".join(lines)
+
+
+@pytest.mark.parametrize("content", ["notes of somebody else\n", ""])
+def test_a_numbered_file_that_is_no_recording_is_neither_moved_nor_overwritten(path: Path, content: str) -> None:
+    other = path.with_name("rec.jsonl.2")
+    write_all(files_of(path), numbered(range(1000, 1100)))
+    other.write_text(content)
+    with pytest.raises(OSError, match=r"rec\.jsonl\.2 is in the way and no recording"):
+        files_of(path).open()
+    assert other.read_text() == content
+    other.unlink()
+    files = files_of(path)
+    files.open()
+    other.write_text(content)  # while it is recording
+    with pytest.raises(OSError, match=r"rec\.jsonl\.2 is in the way and no recording"):
+        files.write(numbered(range(1000, 1500)))
+    files.close()
+    assert other.read_text() == content
+
+
+def test_a_gap_among_older_files_is_filled_and_none_overwritten(path: Path) -> None:
+    write_all(files_of(path, n_files=5), numbered(range(1000, 1300)))
+    third = path.with_name("rec.jsonl.3").read_bytes()
+    path.with_name("rec.jsonl.2").unlink()
+    files = files_of(path, n_files=5)
+    while not path.with_name("rec.jsonl.2").exists():
+        files.write(numbered(range(1000, 1001)))
+    files.close()
+    assert path.with_name("rec.jsonl.3").read_bytes() == third

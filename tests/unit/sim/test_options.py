@@ -97,3 +97,18 @@ def test_mistakes(changed: dict[str, Any], message: str) -> None:
         options(**changed).cells()
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "option"),
+    [
+        ({"rate": "1e-300"}, "--rate"),
+        ({"rate": "1e9"}, "--rate"),
+        ({"load": "1e300"}, "--load"),
+        ({"slow": ["i0=1e-9"]}, "--slow"),
+        ({"kill": ["i0@1:1e300"]}, "--kill"),
+    ],
+)
+def test_numbers_beyond_which_no_time_can_be_told(changed: dict[str, Any], option: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}: .* is not within 0.000001 and 1,000,000$"):
+        options(**changed).cells()

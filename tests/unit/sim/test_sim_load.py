@@ -82,3 +82,11 @@ def test_what_is_too_long_is_left_out_with_what_follows_it() -> None:
     assert [request.input_tokens for request in left.requests] == [100, 70, 990, 80]
     assert [request.after for request in left.requests] == [None, 0, 1, 2]
     assert only_fitting(left, 1_000) == left
+
+
+@pytest.mark.parametrize("rate", [1e6, 1e300])
+def test_a_rate_far_above_the_traces_makes_no_more_copies_than_requests(rate: float) -> None:
+    """A trace of one request a year, say: millions of copies would be made for their first requests."""
+    requests = overlay(TRACE, "trace", 50, rate).requests
+    assert [request.arrival_s for request in requests] == [0.0] * 50
+    assert len({request.hashes[0] for request in requests}) == 50

@@ -32,6 +32,10 @@ def test_only_expected_latency_holds() -> None:
     assert strategy("expected_latency").load_constants == LoadConstants()
 
 
+def test_without_room_for_held_requests_nobody_is_held_rather_than_refused() -> None:
+    assert strategy("expected_latency:max_held=0").hold is None
+
+
 def test_constants_of_expected_latency_go_where_they_belong() -> None:
     text = "expected_latency:affinity=1.0, kv_read_s=0.2,hold_s=0.5,max_held=7,rate_decay=0.9"
     known = strategy(text)
