@@ -26,11 +26,13 @@ from benchmarks.tables import markdown
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Instance
 from prefixroute.core.held import HoldConstants
+from prefixroute.core.lease import Lease
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policy import Candidate, Decision, Facts
 from prefixroute.core.prompt import Api, Prompt, read_prompt
 from prefixroute.core.request import Request
-from prefixroute.core.router import Lease, Router, Sampling
+from prefixroute.core.router import Router
+from prefixroute.core.survey import Sampling
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -135,7 +137,7 @@ def one_round(bench: Bench) -> list[float]:
         return read_prompt(Api.CHAT, body)
 
     def facts(request: Request) -> tuple[Facts, list[Candidate]]:
-        return router._facts(request, NOW_S, ())
+        return router._survey.look(request, NOW_S, ())
 
     def pick(known: tuple[Facts, list[Candidate]]) -> Decision:
         return router._pick(*known)

@@ -34,8 +34,9 @@ from prefixroute.core.policies.prefix_aware import PrefixAware
 from prefixroute.core.policies.session import SessionPolicy
 from prefixroute.core.policy import Policy
 from prefixroute.core.prompt import Prompt
-from prefixroute.core.router import Router, Sampling
+from prefixroute.core.router import Router
 from prefixroute.core.shadow import Shadow, Shadows
+from prefixroute.core.survey import Sampling
 from prefixroute.drift import tell_drift
 from prefixroute.errors import ConfigError
 from prefixroute.exact_tokens.service import ExactTokens, State

@@ -15,7 +15,7 @@ from prefixroute.core.request import Request
 from prefixroute.errors import TooManyRequestsError
 
 if TYPE_CHECKING:
-    from prefixroute.core.router import Lease
+    from prefixroute.core.lease import Lease
 
 # A place among the held is free when the first of them goes, long before all of their work is done.
 _LONGEST_RETRY_AFTER_S = 60.0

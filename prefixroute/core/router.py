@@ -6,47 +6,28 @@ back: a lease is a context manager, and its end returns the place in flight what
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from heapq import nlargest
 from random import Random
-from types import TracebackType
-from typing import Self
 
 from prefixroute.core.audit import Audit
 from prefixroute.core.blocks import BYTES_PER_TOKEN, BlockHasher
+from prefixroute.core.capacity import DEFAULT_CAPACITY_TOKENS, Capacities
 from prefixroute.core.content import n_key_tokens
 from prefixroute.core.exact import ExactIndex
-from prefixroute.core.feedback import capacity_factor
 from prefixroute.core.fleet import Fleet, HealthConstants, Instance, ProbeFailure
 from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import Held, HeldRequests, HoldConstants
-from prefixroute.core.index import PrefixIndex, Recorded
+from prefixroute.core.index import PrefixIndex
 from prefixroute.core.kv_sources import Trust
-from prefixroute.core.load import Flight, Load, LoadConstants
+from prefixroute.core.lease import Lease
+from prefixroute.core.load import Load, LoadConstants
 from prefixroute.core.matching import Matcher
 from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason, least_outstanding
 from prefixroute.core.prompt import Prompt
 from prefixroute.core.request import Request
 from prefixroute.core.shadow import Shadows
+from prefixroute.core.survey import Sampling, Survey
 from prefixroute.core.tokens import ByteTokenizer, Tokenizer
 from prefixroute.errors import NoInstanceError
-
-DEFAULT_CAPACITY_TOKENS = 1_000_000
-"""KV capacity of an instance that does not tell: too large costs less than too small."""
-
-# How far a learned capacity may be from the default, as a factor.
-_LEARNED_RANGE = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """In a large fleet only some instances are weighed against each other: who matches most, and some others.
-
-    Applied above `sample_above` candidates. In simulation the loss in time to first token is below its noise.
-    """
-
-    sample_above: int = 32
-    sample_matches: int = 4
-    sample_others: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,83 +42,6 @@ class Explanation:
     decision: Decision | None
     is_held: bool
     """Whether the request would be held back first: its instance is busy with the prompts of others."""
-
-
-class Lease:
-    """A request's place on an instance, from the decision until the attempt is over. Use as a context manager."""
-
-    __slots__ = ("_flight", "_recorded", "_router", "_trial", "_unreported", "candidates", "decision", "request")
-
-    def __init__(
-        self,
-        router: "Router",
-        decision: Decision,
-        request: Request,
-        *,
-        candidates: Sequence[Candidate],
-        recorded: Recorded,
-        flight: Flight,
-        trial: int,
-    ) -> None:
-        self._router = router
-        self._flight: Flight | None = flight
-        self._recorded = recorded
-        self._trial = trial
-        self._unreported = False
-        self.candidates = candidates
-        """What was chosen from."""
-        self.decision = decision
-        self.request = request
-
-    @property
-    def instance(self) -> Instance:
-        return self.decision.instance
-
-    def answered(self) -> None:
-        """A sound answer (not 5xx) has begun: the instance lives."""
-        self._router.fleet.answered(self.instance.name)
-
-    def first_byte(self, now_s: float, *, learn: bool) -> None:
-        """The first byte of the answer's body is here. `learn`: of a sound answer, so its time tells the speed."""
-        if self._flight is not None:
-            self._router.load.first_byte(self._flight, now_s, learn=learn)
-            self._unreported = learn
-
-    def reported(self, cached_tokens: int, prompt_tokens: int) -> None:
-        """The instance told how much of the prompt was cached, in its own tokens. To be called before the end."""
-        if self._flight is not None and prompt_tokens > 0:
-            self._unreported = False
-            self._router._reported(self, self.request.n_tokens * min(1.0, cached_tokens / prompt_tokens))
-
-    def computed(self, chain: Sequence[int] | None = None) -> None:
-        """The answer is whole: the instance holds the prompt, or `chain`, which is the prompt and its answer.
-
-        It was used until now, so it is the newest there.
-        """
-        self._router.index.record(self.request.chain if chain is None else chain, self.instance.slot)
-        if chain is not None:
-            self._router.audit.ladder.extended(chain[len(self.request.chain) :])
-
-    def refused(self) -> None:
-        """The instance did not take the request (busy, or never reached): it computed none of it."""
-        self._router.index.forget(self._recorded)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Gives the place back. The second time does nothing."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self._router.load.end(flight)
-            self._router.fleet.released(self.instance.name, self._trial)
-            if self._unreported:
-                self._router.audit.answered(self.request, self.candidates, self.decision.candidate, None)
 
 
 class Router:
@@ -176,19 +80,19 @@ class Router:
         self._policy = policy
         self._hold = hold
         self._exact = exact
-        self._sampling = sampling
         self._hasher = hasher
         self._matcher = Matcher(self.index, hasher.block_tokens, self.load, exact)
         self._rng = rng
         self._tokenizer = tokenizer or ByteTokenizer()
-        self._default_capacity = default_capacity_tokens
-        self._capacities = {i.name: default_capacity_tokens for i in instances} | (capacities or {})
-        # Capacities that are known, and not to be learned.
-        self._told = set(capacities or ())
-        self.audit = Audit(hasher.block_tokens, self._fleet_blocks(), shadows)
+        self.capacities = Capacities(
+            instances, self.index, hasher.block_tokens, default_capacity_tokens, capacities or {}
+        )
+        """Sizes of KV caches as far as known."""
+        self._survey = Survey(self.fleet, self._matcher, self.load, self.held, self.capacities, sampling, rng)
+        self.audit = Audit(hasher.block_tokens, self.capacities.fleet_blocks, shadows)
         """What becomes of decisions."""
+        self.capacities.tell(self.audit.ladder)
         for instance in instances:
-            self.index.add(instance.slot, self._blocks(self._capacities[instance.name]))
             self.load.add(instance.slot)
             self.audit.feedback.add(instance.slot)
 
@@ -234,7 +138,7 @@ class Router:
         `without`: names of instances already tried. `only`: the instance that must take it (a stored response), if
         it may take requests at all. Raises NoInstanceError when nobody may.
         """
-        facts, candidates = self._facts(request, now_s, without)
+        facts, candidates = self._survey.look(request, now_s, without)
         if not candidates:
             raise NoInstanceError("no instance can take the request")
         return self._take(request, facts, candidates, self._decide(facts, candidates, only))
@@ -245,7 +149,7 @@ class Router:
         `release`, to be called whenever an instance may have got room, gives the lease to `grant`: the request is
         held no longer then. Raises NoInstanceError, and TooManyRequestsError when too many are held.
         """
-        facts, candidates = self._facts(request, now_s, ())
+        facts, candidates = self._survey.look(request, now_s, ())
         if not candidates:
             raise NoInstanceError("no instance can take the request")
         decision = self._decide(facts, candidates, None)
@@ -309,7 +213,7 @@ class Router:
         for _, held in waiting:
             if held not in self.held:
                 continue  # a grant has made it leave
-            facts, candidates = self._facts(held.request, now_s, (), ahead, room)
+            facts, candidates = self._survey.look(held.request, now_s, (), ahead, room)
             if not candidates:
                 self.held.leave(held)
                 held.grant(None)
@@ -343,7 +247,7 @@ class Router:
         """A dry run of `lease`: what it would decide now. Records nothing, and gives the dice back as they were."""
         request = self.read(prompt, token_ids)
         dice = self._rng.getstate()
-        facts, candidates = self._facts(request, now_s, ())
+        facts, candidates = self._survey.look(request, now_s, ())
         faults = self.n_policy_faults, self.last_policy_fault
         decision = self._decide(facts, candidates, only) if candidates else None
         self.n_policy_faults, self.last_policy_fault = faults
@@ -356,74 +260,6 @@ class Router:
             and self._is_busy(decision.candidate, hold.hold_s * facts.fleet_rate)
         )
         return Explanation(facts, len(request.chain), token_ids is not None, candidates, decision, is_held)
-
-    def _facts(
-        self,
-        request: Request,
-        now_s: float,
-        without: Collection[str],
-        ahead: dict[int, float] | None = None,
-        room: Collection[int] = (),
-    ) -> tuple[Facts, list[Candidate]]:
-        """`ahead`: held work that goes before this request, which is held itself, by slot; None: all that is held.
-
-        `room`: slots that are to be among the candidates even if only some are.
-        """
-        prompt, chain, n_tokens = request.prompt, request.chain, request.n_tokens
-        instances = self.fleet.candidates(prompt.model, now_s, without)
-        matched, told = self._matcher.match(request) if ahead is None else self._matcher.glance(request, now_s)
-        sampling = self._sampling
-        if sampling is not None and len(instances) > sampling.sample_above:
-            instances = self._some(instances, matched, sampling, room)
-        load = self.load
-        if ahead is None:
-            ahead = self.held.by_slot
-        fleet_rate, cold_work = load.fleet_rate(), load.work(0, n_tokens)
-        candidates = []
-        for instance in instances:
-            slot = instance.slot
-            matched_tokens, work = 0, cold_work
-            if slot in matched:
-                matched_tokens = matched[slot]
-                work = load.work(matched_tokens, n_tokens)
-            own, rate, progress = load.observe(slot, now_s, fleet_rate)
-            candidates.append(
-                # By position: keywords would make this, the most frequent call of a decision, cost thrice as much.
-                Candidate(
-                    instance,
-                    matched_tokens,
-                    work,
-                    own.in_flight,
-                    own.in_flight_tokens,
-                    own.pending_work,
-                    progress,
-                    rate,
-                    self._capacities[instance.name],
-                    ahead.get(slot, 0.0) if ahead else 0.0,
-                    slot in told,
-                )
-            )
-        held_work = self.held.work
-        return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work, chain, held_work), candidates
-
-    def _some(
-        self, instances: list[Instance], matched: dict[int, int], sampling: Sampling, room: Collection[int]
-    ) -> list[Instance]:
-        """The best matches, equal ones by lot, and others by lot."""
-        n = len(instances)
-        first = self._rng.randrange(n)
-        turned = instances[first:] + instances[:first]
-        chosen: dict[str, Instance] = {}
-        if matched:
-            holders = [i for i in turned if i.slot in matched]
-            for instance in nlargest(sampling.sample_matches, holders, key=lambda i: matched[i.slot]):
-                chosen[instance.name] = instance
-        if room:
-            free = [i for i in turned if i.slot in room]
-            chosen |= {i.name: i for i in free[: sampling.sample_others]}
-        for instance in self._rng.sample(instances, min(n, sampling.sample_others)):
-            chosen[instance.name] = instance
-        return list(chosen.values())
 
     def _decide(self, facts: Facts, candidates: list[Candidate], only: str | None) -> Decision:
         for candidate in candidates if only is not None else ():
@@ -486,63 +322,37 @@ class Router:
 
     def cache_emptied(self, name: str) -> None:
         """The instance no longer holds what it held: it restarted, slept, or was reset."""
-        self.index.clear(self.fleet.state(name).instance.slot)
+        self.index.clear(self._slot(name))
 
     def trust(self, name: str) -> Trust:
         """How far what the instance says of its cache is believed."""
-        return Trust.OFF if self._exact is None else self._exact.trust(self.fleet.state(name).instance.slot)
+        return Trust.OFF if self._exact is None else self._exact.trust(self._slot(name))
 
     def capacity_tokens(self, name: str) -> int:
         """Size of the instance's KV cache as far as known."""
-        return self._capacities[name]
+        return self.capacities.by_slot[self._slot(name)]
 
     def is_capacity_told(self, name: str) -> bool:
         """Whether `capacity_tokens` is what configuration or the instance says; else it is learned from reports."""
-        return name in self._told
+        return self.capacities.is_told(self._slot(name))
 
     def learned_capacity(self, name: str, capacity_tokens: int) -> None:
         """The instance told the size of its KV cache: its map is sized like it, whatever it reports of hits."""
-        if capacity_tokens > 0:
-            self._told.add(name)
-            self._resize(name, capacity_tokens)
+        self.capacities.told(self._slot(name), capacity_tokens)
 
-    def _reported(self, lease: Lease, cached_tokens: float) -> None:
-        """`cached_tokens` in the router's tokens."""
-        instance, request, index = lease.instance, lease.request, self.index
-        candidate = lease.decision.candidate
-        self.audit.answered(request, lease.candidates, candidate, cached_tokens)
-        # What the instance said by itself says nothing of the map that stands for it otherwise.
-        if instance.name in self._told or not request.chain or candidate.exact:
-            return
-        factor = capacity_factor(
-            candidate.matched_tokens,
-            cached_tokens,
-            request.n_tokens,
-            max(1, round(self._hasher.block_tokens * request.token_scale)),
-            is_full=index.n_blocks(instance.slot) >= index.capacity_blocks(instance.slot),
-        )
-        if factor != 1.0:
-            # Within bounds that no GPU, nor a cache beside it, is outside of.
-            least, most = self._default_capacity // _LEARNED_RANGE, self._default_capacity * _LEARNED_RANGE
-            self._resize(instance.name, min(most, max(least, round(self._capacities[instance.name] * factor))))
-
-    def _resize(self, name: str, capacity_tokens: int) -> None:
-        if capacity_tokens != self._capacities[name]:
-            self._capacities[name] = capacity_tokens
-            self.index.resize(self.fleet.state(name).instance.slot, self._blocks(capacity_tokens))
-            self.audit.ladder.resize(self._fleet_blocks())
+    def reported(self, lease: Lease, cached_tokens: float) -> None:
+        """By `Lease.reported`. `cached_tokens` in the router's tokens."""
+        self.audit.answered(lease.request, lease.candidates, lease.decision.candidate, cached_tokens)
+        self.capacities.reported(lease, cached_tokens)
 
     def _lost(self, name: str) -> None:
-        slot = self.fleet.state(name).instance.slot
+        slot = self._slot(name)
         self.index.clear(slot)
         self.load.relearn(slot)
         self.audit.feedback.forget(slot)
 
-    def _blocks(self, capacity_tokens: int) -> int:
-        return max(1, capacity_tokens // self._hasher.block_tokens)
-
-    def _fleet_blocks(self) -> int:
-        return sum(map(self._blocks, self._capacities.values()))
+    def _slot(self, name: str) -> int:
+        return self.fleet.state(name).instance.slot
 
 
 def _check(decision: Decision, candidates: Sequence[Candidate]) -> None:

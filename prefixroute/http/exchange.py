@@ -6,8 +6,8 @@ are in `retry`.
 
 import asyncio
 
+from prefixroute.core.lease import Lease
 from prefixroute.core.request import Request
-from prefixroute.core.router import Lease
 from prefixroute.errors import (
     NoInstanceError,
     RequestError,

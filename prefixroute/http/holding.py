@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Callable
 
 from prefixroute.core.held import Held
+from prefixroute.core.lease import Lease
 from prefixroute.core.request import Request
-from prefixroute.core.router import Lease, Router
+from prefixroute.core.router import Router
 
 _LOOK_EVERY_S = 0.1
 # How long it rests, in times of what the look took: a quarter of the loop's time at most is spent on looking.

@@ -3,7 +3,7 @@
 Once the head has gone to the client there is no way back: a broken answer becomes a broken stream.
 """
 
-from prefixroute.core.router import Lease
+from prefixroute.core.lease import Lease
 from prefixroute.errors import UpstreamError, UpstreamTimeoutError
 from prefixroute.http.answer import Answer
 from prefixroute.http.ask import Ask, Exchanges

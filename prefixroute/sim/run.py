@@ -15,10 +15,12 @@ from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Instance, ProbeFailure
 from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import Held, HoldConstants
+from prefixroute.core.lease import Lease
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policy import Policy
 from prefixroute.core.request import Request
-from prefixroute.core.router import Lease, Router, Sampling
+from prefixroute.core.router import Router
+from prefixroute.core.survey import Sampling
 from prefixroute.demo.engine import Engine, EngineConfig, EngineRequest
 from prefixroute.errors import NoInstanceError, TooManyRequestsError
 from prefixroute.sim.prompt import SimPrompt

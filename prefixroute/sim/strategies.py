@@ -19,7 +19,7 @@ from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, Roun
 from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
 from prefixroute.core.policies.prefix_aware import PrefixAware
 from prefixroute.core.policy import Policy
-from prefixroute.core.router import Sampling
+from prefixroute.core.survey import Sampling
 from prefixroute.errors import ConfigError
 from prefixroute.sim.baselines.aibrix import AiBrix
 from prefixroute.sim.baselines.d2lpm import D2lpm

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefixroute.app import App
-from prefixroute.core.router import Lease
+from prefixroute.core.lease import Lease
 from prefixroute.testing import Call, FakeUpstream, RawClient
 from prefixroute.testing.client import RawAnswer, head
 

@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Instance, ProbeFailure
 from prefixroute.core.held import Held, HoldConstants
+from prefixroute.core.lease import Lease
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.prompt import Prompt
 from prefixroute.core.request import Request
-from prefixroute.core.router import Lease, Router
+from prefixroute.core.router import Router
 from prefixroute.errors import NoInstanceError, TooManyRequestsError
 
 BLOCK = 16

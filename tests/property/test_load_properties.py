@@ -12,11 +12,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Instance, ProbeFailure, State
+from prefixroute.core.lease import Lease
 from prefixroute.core.load import Flight, Load
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policy import Candidate, Decision, Facts, Policy
 from prefixroute.core.prompt import Api, Prompt, read_prompt
-from prefixroute.core.router import Lease, Router
+from prefixroute.core.router import Router
 from prefixroute.errors import NoInstanceError
 
 NAMES = ("a", "b", "c")

@@ -23,6 +23,7 @@ from prefixroute.config.settings import (
     Settings,
     Strategy,
 )
+from prefixroute.core.capacity import DEFAULT_CAPACITY_TOKENS
 from prefixroute.core.fleet import HealthConstants, Instance
 from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import HoldConstants
@@ -34,7 +35,8 @@ from prefixroute.core.policies.prefix_aware import PrefixAware
 from prefixroute.core.policies.session import SessionPolicy
 from prefixroute.core.policy import Candidate, Facts, Policy
 from prefixroute.core.prompt import Api, read_prompt
-from prefixroute.core.router import DEFAULT_CAPACITY_TOKENS, Router, Sampling
+from prefixroute.core.router import Router
+from prefixroute.core.survey import Sampling
 from prefixroute.errors import ConfigError
 from prefixroute.testing.policies import check_policy
 

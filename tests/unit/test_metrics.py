@@ -12,11 +12,12 @@ from prefixroute.core.exact import ExactIndex
 from prefixroute.core.fleet import Instance, ProbeFailure, State
 from prefixroute.core.kv_blocks import Removed, Stored
 from prefixroute.core.kv_sources import Trust
+from prefixroute.core.lease import Lease
 from prefixroute.core.policies.blind import LeastOutstanding, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policy import Reason
 from prefixroute.core.prompt import Api, NoKeyCause, read_prompt
-from prefixroute.core.router import Lease, Router
+from prefixroute.core.router import Router
 from prefixroute.core.shadow import Shadow, Shadows
 from prefixroute.metrics import MAX_MODELS, MAX_REQUEST_SERIES, Metrics, encode
 from prefixroute.record import AttemptOutcome, Outcome, RequestRecord

@@ -9,11 +9,12 @@ import pytest
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.feedback import Prediction
 from prefixroute.core.fleet import Instance
+from prefixroute.core.lease import Lease
 from prefixroute.core.policies.blind import LeastOutstanding, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.prompt import Prompt
 from prefixroute.core.request import Request
-from prefixroute.core.router import Lease, Router
+from prefixroute.core.router import Router
 from prefixroute.core.shadow import Shadow, Shadows
 
 BLOCK = 16

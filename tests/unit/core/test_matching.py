@@ -14,12 +14,14 @@ from prefixroute.core.fleet import Instance
 from prefixroute.core.held import Held, HoldConstants
 from prefixroute.core.kv_blocks import Cleared, Removed, Stored
 from prefixroute.core.kv_sources import Source, Trust
+from prefixroute.core.lease import Lease
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policies.kv_aware import KvAware
 from prefixroute.core.policy import Candidate, Policy, Reason
 from prefixroute.core.prompt import Api, Prompt, read_prompt
 from prefixroute.core.request import Request
-from prefixroute.core.router import Lease, Router, Sampling
+from prefixroute.core.router import Router
+from prefixroute.core.survey import Sampling
 
 BLOCK_TOKENS = 64
 """Of the router's own blocks."""
@@ -65,7 +67,7 @@ class Fleet:
         return self.router.read(prompt(text, **fields), None if tokens is None else packed(tokens))
 
     def candidates(self, request: Request, now_s: float = 0.0) -> list[Candidate]:
-        _, candidates = self.router._facts(request, now_s, ())
+        _, candidates = self.router._survey.look(request, now_s, ())
         return sorted(candidates, key=lambda candidate: candidate.instance.slot)
 
     def matched(self, request: Request) -> list[tuple[int, bool]]:

@@ -11,12 +11,14 @@ import pytest
 
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.canonical import turns_key
+from prefixroute.core.capacity import DEFAULT_CAPACITY_TOKENS
 from prefixroute.core.fleet import HealthConstants, Instance, ProbeFailure, State
+from prefixroute.core.lease import Lease
 from prefixroute.core.policies.blind import LeastOutstanding
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason
 from prefixroute.core.prompt import Api, Prompt, read_prompt
-from prefixroute.core.router import DEFAULT_CAPACITY_TOKENS, Lease, Router
+from prefixroute.core.router import Router
 from prefixroute.errors import NoInstanceError
 
 BLOCK_TOKENS = 16

@@ -7,11 +7,12 @@ from random import Random
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Instance
 from prefixroute.core.held import HoldConstants
+from prefixroute.core.lease import Lease
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policy import Candidate, Decision, Facts
 from prefixroute.core.prompt import Prompt
 from prefixroute.core.request import Request
-from prefixroute.core.router import Lease, Router
+from prefixroute.core.router import Router
 from prefixroute.http.holding import Holding, Turn
 
 
