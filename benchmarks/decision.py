@@ -26,6 +26,7 @@ from benchmarks.tables import markdown
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Instance
 from prefixroute.core.held import HoldConstants
+from prefixroute.core.index import Recorded
 from prefixroute.core.lease import Lease
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policy import Candidate, Decision, Facts
@@ -68,11 +69,11 @@ class Bench:
     """Chain of each conversation so far, and a slot that holds it."""
     rng: Random
 
-    def settle(self, leases: Sequence[Lease]) -> None:
-        """Takes back what `leases` recorded; maps are full again, and the conversations are where they were."""
-        for lease in leases:
-            lease.refused()
+    def settle(self, records: Sequence[Recorded]) -> None:
+        """Takes back what was recorded; maps are full again, and the conversations are where they were."""
         index = self.router.index
+        for recorded in records:
+            index.forget(recorded)
         for instance in self.router.fleet.instances:
             n_free = index.capacity_blocks(instance.slot) - index.n_blocks(instance.slot)
             index.record([self.rng.getrandbits(64) for _ in range(n_free)], instance.slot)
@@ -149,10 +150,11 @@ def one_round(bench: Bench) -> list[float]:
         lease.reported(lease.decision.candidate.matched_tokens, lease.request.n_tokens)
         lease.end()
 
-    def whole(body: bytes) -> Lease:
+    def whole(body: bytes) -> Recorded:
         lease = router.lease(router.read(read_prompt(Api.CHAT, body)), now_s=NOW_S)
         end(lease)
-        return lease
+        # The rest is garbage, as it is when a request is over: prompts that are kept would need new memory each.
+        return lease._recorded
 
     loads_us, _ = timed_us(orjson.loads, bench.bodies)
     read_us, prompts = timed_us(read, bench.bodies)
@@ -162,9 +164,9 @@ def one_round(bench: Bench) -> list[float]:
     decided = [(r, *facts, decision) for r, facts, decision in zip(requests, known, decisions, strict=True)]
     take_us, leases = timed_us(take, decided)
     end_us, _ = timed_us(end, leases)
-    bench.settle(leases)
-    whole_us, leases = timed_us(whole, bench.bodies)
-    bench.settle(leases)
+    bench.settle([lease._recorded for lease in leases])
+    whole_us, records = timed_us(whole, bench.bodies)
+    bench.settle(records)
     return [loads_us, read_us - loads_us, chain_us, facts_us, pick_us, take_us, end_us, whole_us - loads_us]
 
 

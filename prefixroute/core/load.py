@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from prefixroute.core.request import Request
 
 
+# A prefill that takes longer than so many times what was expected teaches no more than that: one stall of a minute
+# (an engine that compiles) would make a fleet seem thirty times slower, for hundreds of requests. What is really so
+# slow is learned in a dozen.
+_LONGEST = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class LoadConstants:
     """Constants of the learned speeds; defaults as found by simulating fleets."""
@@ -266,7 +272,11 @@ class Load:
         return (load._learned_tokens + fleet_rate * weight_s) / (load._learned_s + weight_s) / fleet_rate
 
     def _learn(self, load: InstanceLoad, tokens: float, took_s: float) -> None:
-        decay = self._constants.rate_decay
+        constants = self._constants
+        fleet_tokens = load._learned_tokens + self.fleet_rate() * constants.rate_weight_s
+        rate = fleet_tokens / (load._learned_s + constants.rate_weight_s)
+        took_s = min(took_s, _LONGEST * tokens / rate)
+        decay = constants.rate_decay
         old_tokens, old_s = load._learned_tokens, load._learned_s
         load._learned_tokens = decay * old_tokens + tokens
         load._learned_s = decay * old_s + took_s

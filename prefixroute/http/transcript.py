@@ -23,7 +23,7 @@ _MAX_STREAM_BYTES = 16_777_216
 class Transcript:
     """Watches one answer go by. `see` each piece; `material` at the end."""
 
-    __slots__ = ("_is_stream", "_n_bytes", "_n_read", "_pieces", "_prompt_key", "_reader")
+    __slots__ = ("_is_stream", "_look_above", "_n_bytes", "_n_read", "_pieces", "_prompt_key", "_reader")
 
     def __init__(self, reader: AnswerReader, prompt: Prompt, headers: RawHeaders) -> None:
         """`headers`: of the answer, which is not encoded."""
@@ -33,6 +33,7 @@ class Transcript:
         self._pieces: list[bytes] = []
         self._n_bytes = 0
         self._n_read = 0
+        self._look_above = _READ_BYTES
 
     @classmethod
     def of(cls, prompt: Prompt, headers: RawHeaders) -> Self | None:
@@ -44,7 +45,7 @@ class Transcript:
         """A further piece of the body. Never raises."""
         self._n_bytes += len(piece)
         self._pieces.append(piece)
-        if self._n_bytes > _READ_BYTES:
+        if self._n_bytes > self._look_above:
             self._look()
 
     def material(self) -> bytes | None:
@@ -77,3 +78,5 @@ class Transcript:
             self._pieces = [rest]
             self._n_read += self._n_bytes - len(rest)
             self._n_bytes = len(rest)
+            # A long event in small pieces is not looked through again at each of them.
+            self._look_above = min(_MAX_READ_BYTES, max(_READ_BYTES, 2 * len(rest)))

@@ -311,3 +311,27 @@ def test_constants_can_be_set() -> None:
     assert load.fleet_rate() == 500
     assert load.work(0, 1_000) == 1_500
     assert progress(load, 10.0) == 50
+
+
+@pytest.mark.parametrize("n_before", [0, 100])
+def test_one_stall_does_not_make_the_fleet_slow(n_before: int) -> None:
+    """An engine that compiles answers its first prompt a minute late."""
+    load = Load()
+    load.add(0)
+    now_s = 0.0
+    for took_s in [*[0.2] * n_before, 60.0]:
+        flight = load.begin(0, 2_000, 2_000, now_s, streamed=True)
+        load.first_byte(flight, now_s + took_s)
+        load.end(flight)
+        now_s += 100.0
+    assert load.fleet_rate() > 5_000
+
+
+def test_an_engine_that_is_a_hundred_times_slower_is_found_out_all_the_same() -> None:
+    load = Load()
+    load.add(0)
+    for n in range(30):
+        flight = load.begin(0, 1_000, 1_000, 100.0 * n, streamed=True)
+        load.first_byte(flight, 100.0 * n + 10.0)
+        load.end(flight)
+    assert load.fleet_rate() < 400

@@ -129,3 +129,18 @@ def test_what_is_too_long_to_be_read_at_once_is_given_up(headers: list[tuple[byt
 def test_an_answer_that_will_not_follow_its_prompt_is_not_watched() -> None:
     prompt = read_prompt(Api.COMPLETIONS, b'{"prompt":[1,2,3]}')
     assert Transcript.of(prompt, JSON) is None
+
+
+def test_a_long_event_in_small_pieces_is_not_looked_through_at_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_bytes = 0
+
+    def counted(data: bytes, *, by_deltas: bool = True) -> tuple[list[bytes], bytes]:
+        nonlocal n_bytes
+        n_bytes += len(data)
+        return events_of(data, by_deltas=by_deltas)
+
+    monkeypatch.setattr("prefixroute.http.transcript.events_of", counted)
+    stream = event("long " * 40_000) + event("", "stop")
+    found = material(CHAT, SSE, *(stream[at : at + 64] for at in range(0, len(stream), 64)))
+    assert found == said("long " * 40_000)
+    assert n_bytes < 4 * len(stream)
