@@ -213,24 +213,37 @@ class Router:
         for _, held in waiting:
             if held not in self.held:
                 continue  # a grant has made it leave
-            facts, candidates = self._survey.look(held.request, now_s, (), ahead, room)
-            if not candidates:
-                self.held.leave(held)
-                held.grant(None)
+            try:
+                slot = self._turn(held, now_s, ahead, room, limit)
+            except Exception as fault:  # noqa: BLE001  of one request, in the task of another: it asks again by itself
+                self.n_policy_faults += 1
+                self.last_policy_fault = fault
+                if self.held.leave(held):
+                    held.grant(None)
                 continue
-            decision = self._decide(facts, candidates, None)
-            chosen = decision.candidate
-            slot = chosen.instance.slot
-            if self._is_busy(chosen, limit):
-                self.held.bind(held, slot, chosen.work)
-                ahead[slot] = ahead.get(slot, 0.0) + chosen.work
-                continue
-            self.held.leave(held)
-            held.grant(self._take(held.request, facts, candidates, decision))
             if slot in room and not self._has_room(slot, now_s, fleet_rate, limit):
                 room.discard(slot)
                 if not room:
                     break
+
+    def _turn(self, held: Held, now_s: float, ahead: dict[int, float], room: set[int], limit: float) -> int | None:
+        """Weighs one held request again: it goes, is bound anew, or is told that nobody can take it. Where it went."""
+        facts, candidates = self._survey.look(held.request, now_s, (), ahead, room)
+        if not candidates:
+            self.held.leave(held)
+            held.grant(None)
+            return None
+        decision = self._decide(facts, candidates, None)
+        chosen = decision.candidate
+        slot = chosen.instance.slot
+        if self._is_busy(chosen, limit):
+            self.held.bind(held, slot, chosen.work)
+            ahead[slot] = ahead.get(slot, 0.0) + chosen.work
+            return None
+        lease = self._take(held.request, facts, candidates, decision)
+        self.held.leave(held)
+        held.grant(lease)
+        return slot
 
     def _has_room(self, slot: int, now_s: float, fleet_rate: float, limit: float) -> bool:
         _, _, progress = self.load.observe(slot, now_s, fleet_rate)

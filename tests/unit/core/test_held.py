@@ -13,6 +13,7 @@ from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.prompt import Prompt
 from prefixroute.core.request import Request
 from prefixroute.core.router import Router
+from prefixroute.core.survey import Survey
 from prefixroute.errors import NoInstanceError, TooManyRequestsError
 
 BLOCK = 16
@@ -394,3 +395,28 @@ def test_who_is_refused_is_told_to_come_back_within_a_minute() -> None:
     with pytest.raises(TooManyRequestsError) as refused:
         queue.hold("refused")
     assert refused.value.retry_after_s == 60
+
+
+def test_a_fault_in_one_turn_costs_that_request_its_turn_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(2)
+    busy = [queue.take(f"busy {slot}", LIMIT * 2) for slot in range(2)]
+    first = queue.hold("first")
+    queue.hold("second")
+    look = Survey.look
+
+    def broken(survey: Survey, request: Request, *rest: Any) -> Any:
+        if request is first.request:
+            raise ZeroDivisionError
+        return look(survey, request, *rest)
+
+    monkeypatch.setattr(Survey, "look", broken)
+    for lease in busy:
+        lease.first_byte(1.0, learn=False)
+        lease.end()
+    queue.router.release(1.0)
+    assert queue.router.n_policy_faults == 1
+    assert not len(queue.router.held)
+    assert queue.held_work(0) == queue.held_work(1) == 0
+    granted = dict(queue.granted)
+    assert granted["first"] is None
+    assert granted["second"] is not None
