@@ -368,13 +368,20 @@ class Router:
         return self.fleet.state(name).instance.slot
 
 
+_NUMBERS = (float, int)
+
+
 def _check(decision: Decision, candidates: Sequence[Candidate]) -> None:
     """Raises ValueError for what cannot be carried out, counted or shown: policies are also other people's."""
     if decision.candidate not in candidates:
         raise ValueError(f"the policy picked {decision.candidate!r}, which is no candidate")
     if not isinstance(decision.reason, Reason):
         raise ValueError(f"the policy's reason is {decision.reason!r}, which is no Reason")  # noqa: TRY004  its value
-    if decision.scores is not None and len(decision.scores) != len(candidates):
-        raise ValueError(f"the policy gave {len(decision.scores)} scores for {len(candidates)} candidates")
-    if decision.scores is not None and not all(isinstance(score, int | float) for score in decision.scores):
-        raise ValueError("the policy gave scores that are no numbers")
+    scores = decision.scores
+    if scores is None:
+        return
+    if len(scores) != len(candidates):
+        raise ValueError(f"the policy gave {len(scores)} scores for {len(candidates)} candidates")
+    for score in scores:
+        if not isinstance(score, _NUMBERS):
+            raise ValueError("the policy gave scores that are no numbers")  # noqa: TRY004  its value, again

@@ -166,4 +166,4 @@ class HeldMachine(RuleBasedStateMachine):
 
 
 TestHeld = HeldMachine.TestCase
-TestHeld.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestHeld.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

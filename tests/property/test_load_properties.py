@@ -185,7 +185,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeases = LeaseMachine.TestCase
-TestLeases.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestLeases.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
 # ------------------------------------------------------------------ the formula

@@ -6,7 +6,7 @@ from random import Random
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixroute.core.fleet import Instance
@@ -90,6 +90,7 @@ def told(decision: Decision) -> tuple[str, Reason, list[float] | None]:
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@settings(max_examples=50)
 @given(histories, situations, st.integers())
 def test_a_pick_is_one_of_the_candidates_with_finite_scores_and_changes_nothing(
     make: Callable[[], Policy],
@@ -110,6 +111,7 @@ def test_a_pick_is_one_of_the_candidates_with_finite_scores_and_changes_nothing(
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@settings(max_examples=50)
 @given(histories, situations, st.integers())
 def test_equal_histories_and_dice_give_equal_decisions(
     make: Callable[[], Policy],
@@ -122,6 +124,7 @@ def test_equal_histories_and_dice_give_equal_decisions(
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@settings(max_examples=50)
 @given(histories, situations, st.integers())
 def test_a_single_candidate_is_picked(
     make: Callable[[], Policy],
