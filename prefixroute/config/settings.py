@@ -261,6 +261,10 @@ class ExpectedLatencySettings(Table):
         20.0, description="How many seconds of an instance's own measurement weigh as much as the fleet's speed."
     )
     rate_decay: float = Field(0.98, gt=0, le=1, description="Weight of older measurements at each new one.")
+    stall_ratio: float = Field(
+        4.0, ge=1, le=1e6, description="Multiple of the expected prefill time after which an instance counts as slower."
+    )
+    stall_s: Seconds = Field(5.0, description="Time on top of it, so that a short hitch does not.")
     min_sample_tokens: int = Field(256, ge=1, le=10**9, description="Prefills shorter than this teach no speed.")
     mean_work_tokens: Positive = Field(2_000.0, description="Mean prefill assumed at the start.")
     mean_work_weight: float = Field(0.01, gt=0, le=1, description="Weight of each new prefill in that mean.")

@@ -37,6 +37,10 @@ class LoadConstants:
     mean_work_tokens: float = 2_000
     mean_work_weight: float = 0.01
     head_progress_cap: float = 0.9
+    # A prefill that has taken so many times what was expected, and so much more, says that its instance is slower than
+    # learned, and the longer it takes the more: one that hangs must not look as if it were about to answer.
+    stall_ratio: float = 4
+    stall_s: float = 5
 
 
 def prefill_work(cached_tokens: float, new_tokens: float, position_scale_tokens: float) -> float:
@@ -126,15 +130,6 @@ class InstanceLoad:
         elif not self._waiting:
             self._silent_work = 0.0
 
-    def _head_progress(self, now_s: float, rate: float, cap: float) -> float:
-        """Work done on the oldest waiting flight, of which there is one."""
-        head = next(iter(self._waiting))
-        done = rate * (now_s - max(self.last_first_byte_s, head.begun_s))
-        most = cap * head.work
-        if done > most:
-            return most
-        return done if done > 0 else 0.0
-
 
 class Load:
     """The load of a fleet, by instance slot."""
@@ -177,15 +172,16 @@ class Load:
 
         A match counts for as much as the guard lets it.
         """
-        weight = self.guard.weight
         promised = self.promised_work(matched_tokens, n_tokens)
+        weight = self.guard.weight
         if weight == 1.0 or not matched_tokens:
             return promised
         return weight * promised + (1 - weight) * self.promised_work(0, n_tokens)
 
     def promised_work(self, matched_tokens: int, n_tokens: int) -> float:
         """As `work`, of a match that is worth what it promises."""
-        return prefill_work(matched_tokens, max(1, n_tokens - matched_tokens), self._constants.position_scale_tokens)
+        n_new = n_tokens - matched_tokens
+        return prefill_work(matched_tokens, n_new if n_new > 0 else 1, self._constants.position_scale_tokens)
 
     def fleet_rate(self) -> float:
         """Prefill speed of the fleet, tokens of work per second."""
@@ -197,7 +193,8 @@ class Load:
     def observe(self, slot: int, now_s: float, fleet_rate: float) -> tuple[InstanceLoad, float, float]:
         """Load of an instance now, its speed (tokens/s), and the work already done on its oldest prefill (tokens).
 
-        `fleet_rate` as `fleet_rate()` gives it: asked for once a decision.
+        `fleet_rate` as `fleet_rate()` gives it: asked for once a decision. The speed falls while the oldest prefill
+        takes far longer than expected, and nothing of it is taken for done.
         """
         load, constants = self._by_slot[slot], self._constants
         if load._silent:
@@ -206,8 +203,20 @@ class Load:
         rate = (load._learned_tokens + fleet_rate * constants.rate_weight_s) / (
             load._learned_s + constants.rate_weight_s
         )
-        progress = load._head_progress(now_s, rate, constants.head_progress_cap) if load._waiting else 0.0
-        return load, rate, progress
+        waiting = load._waiting
+        if not waiting:
+            return load, rate, 0.0
+        # In line and without max() and min(): the most frequent of all calls.
+        head = next(iter(waiting))
+        since_s, last_s = head.begun_s, load.last_first_byte_s
+        progress = rate * (now_s - (last_s if last_s > since_s else since_s))  # noqa: FURB136
+        most = constants.head_progress_cap * head.work
+        if progress <= most:
+            return load, rate, progress if progress > 0 else 0.0
+        patience = constants.stall_ratio * head.work + constants.stall_s * rate
+        if progress > patience:
+            return load, rate * patience / progress, 0.0
+        return load, rate, most
 
     def known_backlog(self, slot: int, progress: float) -> float:
         """Work pending there, less the `progress` on it, as far as it is known well enough to keep others waiting.

@@ -420,3 +420,16 @@ def test_a_fault_in_one_turn_costs_that_request_its_turn_only(monkeypatch: pytes
     granted = dict(queue.granted)
     assert granted["first"] is None
     assert granted["second"] is not None
+
+
+def test_who_waits_for_an_instance_that_hangs_goes_elsewhere() -> None:
+    queue = Queue(2)
+    chain = list(range(1, 2_001))
+    first = queue.take("first", 32_000, chain=chain)
+    follows = queue.hold("follows", 32_016, chain=[*chain, 9_999], now_s=0.5)
+    assert follows.slot == first.instance.slot
+    queue.router.release(5.0)
+    assert queue.names == []
+    queue.router.release(120.0)  # nothing came, and its health check may well be fine
+    assert queue.names == ["follows"]
+    assert queue.lease_of("follows").instance.slot != first.instance.slot
