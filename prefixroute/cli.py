@@ -147,7 +147,7 @@ def serve(
 @app.command()
 def check(urls: UrlArgument = None, config: ConfigOption = None) -> None:
     """Check a configuration and say what is wrong, and where."""
-    from prefixroute.app import check_settings
+    from prefixroute.build import check_settings
     from prefixroute.config import require_instances
 
     settings = _settings(config, urls, {})

@@ -1,15 +1,8 @@
 """Settings: what there is (`settings`), and how it is read from file, environment and command line (`load`)."""
 
 from prefixroute.config.load import api_key, instances_from_urls, load_settings, require_instances
-from prefixroute.config.settings import (
-    ExpectedLatencySettings,
-    HealthSettings,
-    InstanceSettings,
-    LogSettings,
-    RoutingSettings,
-    Settings,
-    Strategy,
-)
+from prefixroute.config.routing import ExpectedLatencySettings, RoutingSettings, Strategy
+from prefixroute.config.settings import HealthSettings, InstanceSettings, LogSettings, Settings
 
 __all__ = [
     "ExpectedLatencySettings",

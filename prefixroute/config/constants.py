@@ -4,7 +4,8 @@ from collections.abc import Callable
 from inspect import signature
 from typing import TypeVar
 
-from prefixroute.config.settings import ExpectedLatencySettings, Table
+from prefixroute.config.routing import ExpectedLatencySettings
+from prefixroute.config.tables import Table
 from prefixroute.core.held import HoldConstants
 
 T = TypeVar("T")

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from prefixroute.config.settings import SettingError, Settings, Table, table_in
+from prefixroute.config.settings import Settings
+from prefixroute.config.tables import SettingError, Table, table_in
 
 Where = tuple[str | int, ...]
 

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from prefixroute.config.errors import Where, describe, shown
 from prefixroute.config.file import TextError, parse_yaml, read_file
-from prefixroute.config.settings import InstanceSettings, Settings, Table, table_in
+from prefixroute.config.settings import InstanceSettings, Settings
+from prefixroute.config.tables import Table, table_in
 from prefixroute.config.url import instance_url
 from prefixroute.errors import ConfigError
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from prefixroute.config.constants import constants, hold_constants
 from prefixroute.config.errors import describe, did_you_mean
-from prefixroute.config.settings import ExpectedLatencySettings, PrefixAwareSettings, Table
+from prefixroute.config.routing import ExpectedLatencySettings, PrefixAwareSettings
+from prefixroute.config.tables import Table
 from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants

@@ -11,18 +11,11 @@ from typing import Any, get_args
 import pytest
 
 from prefixroute import __version__
-from prefixroute.app import make_policy, make_router, running
+from prefixroute.app import running
+from prefixroute.build import make_policy, make_router
 from prefixroute.config.constants import constants
-from prefixroute.config.settings import (
-    ExpectedLatencySettings,
-    FleetSettings,
-    HealthSettings,
-    LimitsSettings,
-    RecordingSettings,
-    RoutingSettings,
-    Settings,
-    Strategy,
-)
+from prefixroute.config.routing import ExpectedLatencySettings, RoutingSettings, Strategy
+from prefixroute.config.settings import FleetSettings, HealthSettings, LimitsSettings, RecordingSettings, Settings
 from prefixroute.core.capacity import DEFAULT_CAPACITY_TOKENS
 from prefixroute.core.fleet import HealthConstants, Instance
 from prefixroute.core.guard import GuardConstants

@@ -14,7 +14,9 @@ from pydantic import ValidationError
 
 from prefixroute.config.file import MAX_FILE_BYTES, parse_json, parse_yaml
 from prefixroute.config.load import MAX_PROBLEMS, api_key, instances_from_urls, load_settings, require_instances
-from prefixroute.config.settings import InstanceSettings, KvEventsSettings, Settings, Strategy, Table, table_in
+from prefixroute.config.routing import Strategy
+from prefixroute.config.settings import InstanceSettings, KvEventsSettings, Settings
+from prefixroute.config.tables import Table, table_in
 from prefixroute.config.url import instance_name, instance_url
 from prefixroute.errors import ConfigError
 
