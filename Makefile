@@ -61,7 +61,7 @@ define install
 		echo "PrefixRoute needs Python 3.11 or newer: install it, or say PYTHON=/path/to/python3.11"; exit 1; fi
 	@if command -v uv >/dev/null 2>&1; then \
 		set -e; \
-		[ -x $(BIN)/python ] || uv venv -q --python "$(or $(PYTHON),>=3.11)" $(VENV); \
+		[ -x $(BIN)/python ] || uv venv -q --seed --python "$(or $(PYTHON),>=3.11)" $(VENV); \
 		uv pip install -q --python $(BIN)/python -r $(1); \
 		uv pip install -q --python $(BIN)/python --no-deps -e .; \
 	else \

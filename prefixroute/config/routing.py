@@ -46,6 +46,9 @@ class ExpectedLatencySettings(Table):
         0.9, description="Largest share of the oldest pending prefill taken as done already."
     )
     kv_read_s: Weight = Field(1.0, description="Seconds charged for decoding beside a full KV cache.")
+    kv_read_tokens: int = Field(
+        400_000, ge=1, le=10**12, description="Least size of a cache that costs so much; a smaller one costs less."
+    )
     prior_prefill_tokens_per_s: Positive = Field(12_000.0, description="Prefill speed assumed before any is measured.")
     prior_weight_s: Seconds = Field(
         2.0, description="How many seconds of real measurement weigh as much as the assumed speed."

@@ -85,8 +85,7 @@ def strategy(text: str) -> Strategy:
     """Raises ConfigError for an unknown name or parameter, and for a value that cannot be."""
     name, _, listed = text.partition(":")
     if name not in NAMES:
-        known = ", ".join(NAMES)
-        raise ConfigError(f"strategy '{name}' is unknown{did_you_mean(name, NAMES)} (known: {known})")
+        raise ConfigError(f"strategy '{name}' is unknown{did_you_mean(name, NAMES)}")
     given = _split(text, listed)
     if name == "expected_latency":
         settings = _settings(text, ExpectedLatencySettings, given)

@@ -152,7 +152,7 @@ def formula_tokens(facts: Facts, candidates: Sequence[Candidate]) -> list[float]
         if 0.95 * v_fleet < v < 1.05 * v_fleet:
             v = v_fleet
         interference = 0.4 / (1 + n_mean / 10) * n * min(m, m_mean)
-        kv_read = 1.0 * v_fleet * c.in_flight_tokens / c.capacity_tokens
+        kv_read = 1.0 * v_fleet * c.in_flight_tokens / max(c.capacity_tokens, 400_000)
         scores.append((p - e + h + m + interference + kv_read) * v_fleet / v + a * (m - m_b))
     return scores
 

@@ -58,7 +58,7 @@ def test_parameters_of_prefix_aware_and_of_baselines() -> None:
     ("text", "said"),
     [
         ("dynamo_exakt", "did you mean 'dynamo_exact'?"),
-        ("", "known: random, round_robin"),
+        ("", "known here: random, round_robin"),
         ("dynamo_exact:overlap_wait=3", "unknown parameter overlap_wait; did you mean 'overlap_weight'?"),
         ("random:seed=1", "unknown parameter seed (it has none)"),
         ("min_ttft:x=1", "unknown parameter x (it has none)"),
