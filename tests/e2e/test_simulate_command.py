@@ -124,6 +124,8 @@ def test_one_line_says_what_is_wrong(arguments: Sequence[str], message: str) -> 
 def test_a_signal_ends_it_and_its_workers(number: signal.Signals, code: int, tmp_path: Path) -> None:
     """In the middle of a grid that would take longer: as soon as the first of its rates is known."""
     rates = tmp_path / "rates.json"
+    # Where tests run in the background of a shell they ignore it, and so would the command.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         command(*GRID, "--calibration", rates),
         stdout=subprocess.PIPE,
