@@ -46,7 +46,8 @@ class ExactPrompt:
             theirs = other._tokens
             if theirs[n * size : (n + 1) * size] != following or other._root != root:
                 continue
-            n = _n_equal(mine, theirs, size, min(n_blocks, len(theirs) // size))
+            # Its next block may be equal behind a beginning that is not.
+            n = max(n, _n_equal(mine, theirs, size, min(n_blocks, len(theirs) // size)))
             if n == n_blocks:
                 break
             following = mine[n * size : (n + 1) * size]

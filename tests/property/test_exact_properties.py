@@ -4,7 +4,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -135,6 +135,7 @@ TestExact = ExactMachine.TestCase
     size=st.sampled_from(SIZES),
     behind=st.integers(0, LENGTH),
 )
+@example(prompt=(1, 0, 0), others=[((1,), True), ((0, 0), True)], size=1, behind=0)
 def test_what_others_bring_is_the_longest_beginning_in_common(
     prompt: Path, others: list[tuple[Path, bool]], size: int, behind: int
 ) -> None:
