@@ -112,9 +112,6 @@ class ExactIndex:
         states = {source.trust for source in sources}
         return next(trust for trust in Trust if trust in states)
 
-    def is_trusted(self, slot: int) -> bool:
-        return slot in self._trusted
-
     def sources(self, slot: int) -> Iterable[Source]:
         return self._slots.get(slot, ())
 

@@ -81,7 +81,6 @@ class ExactTokens:
         self._models = None if models is None else frozenset(models)
         self._budget_s = budget_s
         self._n_processes = n_processes
-        self._verify = verify
         self._job_limit_s = job_limit_s
         self._restart_s = restart_s
         self._clock = clock

@@ -22,6 +22,7 @@ from openai.types import CompletionUsage
 from prefixroute.app import App, running
 from prefixroute.config import Settings
 from prefixroute.core.exact import ExactIndex
+from prefixroute.core.kv_sources import Trust
 from prefixroute.record import RequestRecord
 
 URLS = [url for url in os.environ.get("PREFIXROUTE_TEST_VLLM_URLS", "").split(",") if url]
@@ -135,7 +136,7 @@ async def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     async with running(settings, environ={}) as app, AsyncOpenAI(base_url=f"{app.url}/v1", api_key="none") as client:
         exact = app.exact
         assert exact is not None
-        await _until(lambda: all(exact.is_trusted(slot) for slot in range(len(URLS))), 60)
+        await _until(lambda: all(exact.trust(slot) is Trust.TRUSTED for slot in range(len(URLS))), 60)
         await _until(lambda: app.metrics.exact_tokens().state == "exact", 60)
         model = (await client.models.list()).data[0].id
         # A clear that nobody has heard of yet is told with the next request of each.

@@ -234,7 +234,7 @@ def test_who_is_not_trusted_is_not_shown(index: ExactIndex, trust: Trust) -> Non
     index.apply(source, stored([1], TOKENS[:SIZE]))
     index.set_trust(source, trust)
     assert match(index, TOKENS) == {}
-    assert not index.is_trusted(0)
+    assert index.trust(0) is not Trust.TRUSTED
     assert index.trust(0) is trust
     index.set_trust(source, Trust.TRUSTED)
     assert match(index, TOKENS) == {0: SIZE}

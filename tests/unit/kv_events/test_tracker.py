@@ -220,7 +220,7 @@ def test_nothing_is_trusted_while_a_replay_is_awaited(listener: Listener, publis
     publisher.says(stored(2))
     listener.tracker.live(*publisher.says(stored(3)))
     assert listener.trust() is Trust.REPLAYING
-    assert not listener.index.is_trusted(0)
+    assert listener.index.trust(0) is not Trust.TRUSTED
 
 
 def test_messages_that_come_again_after_a_replay_change_nothing(listener: Listener, publisher: Publisher) -> None:
