@@ -20,8 +20,9 @@ def root(scope: bytes, seed: int) -> int:
 def extend(parent: int, material: bytes, block_bytes: int) -> list[int]:
     """Hashes of the full blocks of `material` behind `parent`, shallowest first; a rest has none."""
     chain = []
+    view = memoryview(material)  # a slice of bytes is a copy, which costs more than its hash
     for end in range(block_bytes, len(material) + 1, block_bytes):
-        parent = xxh3_64_intdigest(material[end - block_bytes : end], parent)
+        parent = xxh3_64_intdigest(view[end - block_bytes : end], parent)
         chain.append(parent)
     return chain
 
