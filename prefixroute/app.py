@@ -30,7 +30,7 @@ from prefixroute.http.routes import plain_path, route_of
 from prefixroute.http.server import FrontServer, address, has_fast_parser, listen
 from prefixroute.http.stored import StoredResponses
 from prefixroute.http.tokenize import post
-from prefixroute.http.upstream import AiohttpUpstream
+from prefixroute.http.upstream import ConnectionLimits, Upstream
 from prefixroute.http.waiting import WaitingRoom
 from prefixroute.instance_facts import EventSource
 from prefixroute.logs import access_log
@@ -87,12 +87,14 @@ class App:
         self.metrics.waiting = lambda: len(self._waiting)
         self._stored = StoredResponses(settings.limits.max_stored_responses)
         self._decisions = Decisions(settings.limits.max_decisions)
-        self._upstream = AiohttpUpstream(
-            connect_timeout_s=settings.upstream.connect_timeout_s,
+        self._upstream = Upstream(
             first_byte_timeout_s=settings.upstream.first_byte_timeout_s,
             idle_timeout_s=settings.upstream.idle_timeout_s,
-            keepalive_s=settings.upstream.keepalive_s,
-            max_header_bytes=settings.limits.max_header_bytes,
+            limits=ConnectionLimits(
+                connect_timeout_s=settings.upstream.connect_timeout_s,
+                keepalive_s=settings.upstream.keepalive_s,
+                max_header_bytes=settings.limits.max_header_bytes,
+            ),
             api_keys=keys,
         )
         self._prober = Prober(

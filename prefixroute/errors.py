@@ -82,13 +82,17 @@ class UpstreamError(PrefixRouteError):
 
 
 class UpstreamUnreachableError(UpstreamError):
-    """No connection to the instance could be made. `timed_out`: silence rather than a refusal."""
+    """No connection to the instance could be made. `timed_out`: silence rather than a refusal.
+
+    `own_fault`: this machine has no socket or memory left, which says nothing about the instance.
+    """
 
     code = "upstream_unreachable"
 
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+    def __init__(self, message: str, *, timed_out: bool = False, own_fault: bool = False) -> None:
         super().__init__(message, nothing_sent=True)
         self.timed_out = timed_out
+        self.own_fault = own_fault
 
 
 class UpstreamTimeoutError(UpstreamError):

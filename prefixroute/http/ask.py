@@ -15,12 +15,14 @@ from prefixroute.http.body import check_length, expect_continue, read_whole, str
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import (
     RawHeaders,
+    asks_for_websocket,
     first,
     forwarded,
     identified,
     is_encoded,
     prefix_aware_id,
     short_text,
+    switching,
 )
 from prefixroute.http.holding import Holding
 from prefixroute.http.retry import RetryBudget
@@ -114,10 +116,12 @@ async def read_ask(
     if token_ids is not None:
         # Of a batch, key and ids are the first prompt's; the others stay estimated.
         record.prompt_tokens += len(token_ids) // BYTES_PER_TOKEN - n_key_tokens(len(prompt.key))
-    headers = identified(forwarded(raw), record.request_id)
+    # Old clients know no other protocol, and a body in front of one would be an odd thing.
+    switches = content is None and request.method == "GET" and request.version.minor > 0 and asks_for_websocket(raw)
+    headers = identified(switching(raw) if switches else forwarded(raw), record.request_id)
     return Ask(
         prompt=prompt,
-        request=UpstreamRequest(request.method, target, headers, content, declared),
+        request=UpstreamRequest(request.method, target, headers, content, declared, switches),
         request_id=record.request_id,
         only=stored.home(prompt.previous_response_id or stored_response_id(plain_path(target))),
         repeatable=route.repeatable,

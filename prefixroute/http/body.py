@@ -1,11 +1,10 @@
 """The request's body: read whole for routing, or handed on as it comes."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from aiohttp import HttpVersion10, HttpVersion11, StreamReader, web
 
-from prefixroute.errors import BodyTooLargeError, PrefixRouteError, RequestError
+from prefixroute.errors import BodyTooLargeError, RequestError
 from prefixroute.http.headers import all_of, first
 
 # `web.BaseRequest` is used for its parsed head and its reader only; its own limits and helpers are not.
@@ -102,45 +101,3 @@ async def stream(content: StreamReader, max_bytes: int) -> AsyncIterator[bytes]:
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"the body is longer than {max_bytes} bytes (limits.max_body_bytes)")
-
-
-class Upload:
-    """A streamed body on its way. While the client is waited for, the instance's limits do not run.
-
-    `is_limited`: `limit` is in force; `is_handing_over`: and it is the one on taking a piece. `fault`: what the stream
-    raised: the client's doing, not the instance's.
-    """
-
-    def __init__(
-        self,
-        stream: Callable[[], AsyncIterator[bytes]],
-        limit: asyncio.Timeout,
-        first_byte_timeout_s: float | None,
-        idle_timeout_s: float | None,
-    ) -> None:
-        self._stream = stream
-        self._limit = limit
-        self._first_byte_timeout_s = first_byte_timeout_s
-        self._idle_timeout_s = idle_timeout_s
-        self.is_limited = True
-        self.is_handing_over = False
-        self.fault: PrefixRouteError | None = None
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        # Runs from the first piece asked for: an attempt that finds no connection takes nothing of the stream.
-        self._run_for(None)
-        try:
-            async for piece in self._stream():
-                self._run_for(self._idle_timeout_s, handing_over=True)
-                yield piece
-                self._run_for(None)
-        except PrefixRouteError as fault:
-            self.fault = fault
-            raise
-        self._run_for(self._first_byte_timeout_s)
-
-    def _run_for(self, seconds: float | None, *, handing_over: bool = False) -> None:
-        if self.is_limited and not self._limit.expired():
-            self.is_handing_over = handing_over
-            loop = asyncio.get_running_loop()
-            self._limit.reschedule(None if seconds is None else loop.time() + seconds)

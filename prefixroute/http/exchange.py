@@ -15,12 +15,12 @@ from prefixroute.errors import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
-from prefixroute.http.answer import Answer, GarbledAnswerError
 from prefixroute.http.ask import Ask, Exchanges
 from prefixroute.http.decisions import MAX_OF_ONE_REQUEST
 from prefixroute.http.holding import Turn
 from prefixroute.http.relay import Relay
 from prefixroute.http.response import RawResponse
+from prefixroute.http.upstream import Answer, GarbledAnswerError
 from prefixroute.record import AttemptOutcome, Decided, RequestRecord
 
 __all__ = ["Exchange", "Exchanges"]
@@ -35,6 +35,7 @@ class Exchange:
         self._shared = shared
         self._ask = ask
         self._record = record
+        self._response = response
         self._relay = Relay(shared, ask, response, record)
         self._tried: set[str] = set()
         # A body that cannot be sent again must not be lost to a connection that the instance is just closing.
@@ -136,11 +137,14 @@ class Exchange:
         while True:
             self._n_attempts += 1
             try:
-                answer = await shared.upstream.send(lease.instance, self._ask.request, fresh=self._fresh)
+                answer = await shared.upstream.send(
+                    lease.instance, self._ask.request, fresh=self._fresh, on_interim=self._response.interim
+                )
             except UpstreamUnreachableError as error:
                 self._note(AttemptOutcome.UNREACHABLE)
                 lease.refused()
-                shared.router.connect_failed(name, shared.clock(), timed_out=error.timed_out)
+                if not error.own_fault:
+                    shared.router.connect_failed(name, shared.clock(), timed_out=error.timed_out)
                 self._unreachable = error
                 return False
             except UpstreamBrokenError as error:

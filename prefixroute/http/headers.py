@@ -14,6 +14,8 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 
 # In one message, either way. aiohttp's default of 128 is little behind gateways that all add theirs.
 MAX_HEADERS = 256
+# How many of the largest size may come together.
+MAX_FULL_HEADERS = 4
 
 _HOP_BY_HOP = frozenset(
     {
@@ -23,12 +25,12 @@ _HOP_BY_HOP = frozenset(
         b"proxy-authenticate",
         b"proxy-authorization",
         b"te",
-        b"trailer",
         b"transfer-encoding",
         b"upgrade",
     }
 )
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+# Trailers of requests do not go on: what a Trailer announces would not come.
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"trailer"}
 _CONDITIONS = frozenset(
     {
         b"accept-encoding",
@@ -63,6 +65,24 @@ def relayed(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """Response headers that go back to the client; a Content-Length only where it is the framing."""
     chunked = first(headers, b"transfer-encoding") is not None
     return _without(headers, _NOT_RELAYED_WHEN_CHUNKED if chunked else _HOP_BY_HOP)
+
+
+def switching(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """As `forwarded`, of a request that asks for a WebSocket."""
+    return [*forwarded(headers), (b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+
+
+def switched(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """As `relayed`, of a 101: which protocol it is goes along."""
+    protocol = first(headers, b"upgrade") or b"websocket"
+    return [*_without(headers, _NOT_RELAYED_WHEN_CHUNKED), (b"Connection", b"Upgrade"), (b"Upgrade", protocol)]
+
+
+def asks_for_websocket(headers: RawHeaders) -> bool:
+    """Whether a request asks for one, in a way that counts (RFC 9110, 7.8)."""
+    return (first(headers, b"upgrade") or b"").strip().lower() == b"websocket" and any(
+        token.strip().lower() == b"upgrade" for value in all_of(headers, b"connection") for token in value.split(b",")
+    )
 
 
 def first(headers: RawHeaders, name: bytes) -> bytes | None:

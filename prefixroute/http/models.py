@@ -8,7 +8,6 @@ import orjson
 
 from prefixroute.core.fleet import Instance
 from prefixroute.errors import NoInstanceError, UpstreamBrokenError, UpstreamError
-from prefixroute.http.answer import Answer
 from prefixroute.http.headers import RawHeaders, relayed
 from prefixroute.http.upstream import Upstream, UpstreamRequest
 
@@ -63,21 +62,12 @@ async def _ask(upstream: Upstream, instance: Instance, request: UpstreamRequest)
             answer = await upstream.send(instance, request)
             try:
                 headers = [header for header in relayed(answer.headers) if header[0].lower() != b"content-length"]
-                return WholeAnswer(answer.status, headers, await _read(answer))
+                # What is longer than any list of models is none.
+                return WholeAnswer(answer.status, headers, await answer.whole(_MAX_BYTES) or b"")
             finally:
                 answer.close()
     except (UpstreamError, TimeoutError):
         return None
-
-
-async def _read(answer: Answer) -> bytes:
-    """The body; empty when it is longer than any list of models."""
-    whole = bytearray()
-    while piece := await answer.read():
-        whole += piece
-        if len(whole) > _MAX_BYTES:
-            return b""
-    return bytes(whole)
 
 
 def _entries(body: bytes) -> list[object] | None:

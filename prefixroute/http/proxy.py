@@ -26,7 +26,7 @@ from prefixroute.http.ask import Ask, Exchanges, read_ask
 from prefixroute.http.body import FramingError, check_framing
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.exchange import Exchange
-from prefixroute.http.headers import RawHeaders, asking, first, identified, request_id
+from prefixroute.http.headers import RawHeaders, asking, identified, request_id
 from prefixroute.http.models import joined_models
 from prefixroute.http.relay import outcome_of
 from prefixroute.http.response import RawResponse
@@ -115,6 +115,7 @@ class Proxy:
             self._on_record(record)
             if self._on_served is not None and ask is not None:
                 self._on_served(record, ask.prompt)
+        await response.taken()
         return response
 
     async def _ask(
@@ -126,7 +127,7 @@ class Proxy:
         if target is None:
             raise RequestError("the request target must be a path")
         if request.method == "CONNECT":
-            raise UpgradeError("tunnels are not made here")
+            raise TunnelError("tunnels are not made here")
         if is_engine_control(request.method, path) and not self._engine_control_open:
             raise ForbiddenError(
                 "this path controls the engine and is closed (engine_control: allow in the configuration opens it)"
@@ -138,8 +139,6 @@ class Proxy:
             if path == "/v1/models" and len(self._shared.router.fleet.instances) > 1:
                 await self._models(request, response, record, target)
                 return None
-        if (first(request.raw_headers, b"upgrade") or b"").strip().lower() == b"websocket":
-            raise UpgradeError("WebSocket connections cannot be relayed")
         return await read_ask(
             request,
             record,
@@ -197,11 +196,11 @@ class Proxy:
         record.answer_bytes = response.sent_bytes
 
 
-class UpgradeError(RequestError):
-    """The client wants another protocol."""
+class TunnelError(RequestError):
+    """The client wants a connection to somewhere else."""
 
     status = 501
-    code = "upgrade_not_supported"
+    code = "tunnel_not_supported"
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

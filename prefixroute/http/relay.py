@@ -3,13 +3,15 @@
 Once the head has gone to the client there is no way back: a broken answer becomes a broken stream.
 """
 
+from http import HTTPStatus
+
 from prefixroute.core.lease import Lease
 from prefixroute.errors import UpstreamError, UpstreamTimeoutError
-from prefixroute.http.answer import Answer
 from prefixroute.http.ask import Ask, Exchanges
-from prefixroute.http.headers import first, relayed
+from prefixroute.http.headers import first, relayed, switched
 from prefixroute.http.response import RawResponse
 from prefixroute.http.transcript import Transcript
+from prefixroute.http.upstream import Answer
 from prefixroute.http.usage import UsageWatch
 from prefixroute.record import AttemptOutcome, Outcome, RequestRecord
 
@@ -38,9 +40,9 @@ class Relay:
         outcome = AttemptOutcome.ABANDONED
         mark = self._ask.token_mark
         record.status = answer.status
-        try:
-            response.start(answer.status, answer.reason, self._headers(answer))
-            while piece := await answer.read():
+
+        def take(piece: bytes, is_last: bool) -> None:
+            if piece:
                 if record.ttft_s is None and (not sound or mark is None or mark in piece):
                     now_s = shared.clock()
                     record.ttft_s = now_s - record.began_s
@@ -51,8 +53,18 @@ class Relay:
                     self._remember_home(watch)
                 if transcript is not None:
                     transcript.see(piece)
-                await response.send(piece)
-            response.finish()
+            if is_last:
+                response.finish(piece, answer.trailers)
+            else:
+                response.put(piece)
+
+        try:
+            if answer.status == HTTPStatus.SWITCHING_PROTOCOLS:
+                await response.switch(answer.reason, switched(answer.headers), *answer.detach())
+            else:
+                response.start(answer.status, answer.reason, self._headers(answer))
+                with response.paces(answer):
+                    await answer.pour(take)
             outcome = AttemptOutcome.ANSWERED
             # After the client has it all: it takes no longer to answer for this.
             if lease is not None and sound:

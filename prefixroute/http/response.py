@@ -4,23 +4,50 @@ aiohttp's own response adds headers (Date, Server, a Content-Type) and re-encode
 writes to the connection itself and only tells aiohttp whether the connection may be used again.
 """
 
+import asyncio
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol, cast
 
 from aiohttp import HttpVersion10, web
 from aiohttp.abc import AbstractStreamWriter
 
 from prefixroute.http.headers import RawHeaders, first
+from prefixroute.http.tunnel import Tunnel
 
 _LAST_CHUNK = b"0\r\n\r\n"
 _RESET = struct.pack("ii", 1, 0)
 
 
+class Source(Protocol):
+    """Where the pieces of an answer come from."""
+
+    def pause(self) -> None:
+        """The client is slower than it: nothing more for now."""
+        ...
+
+    def resume(self) -> None:
+        """Takes `pause` back."""
+        ...
+
+
+class Switchable(Protocol):
+    """A client's connection that can be given away."""
+
+    def let_go(self) -> tuple[asyncio.Transport, bytes]:
+        """Its transport, and what came behind the last request."""
+        ...
+
+    def over(self) -> None:
+        """The transport is closed."""
+        ...
+
+
 class RawResponse(web.StreamResponse):
-    """An answer under way on `request`'s connection: `start`, then `send` for each piece, then `finish` or `abort`."""
+    """An answer under way on `request`'s connection: `start`, then `put` for each piece, then `finish` or `abort`."""
 
     def __init__(self, request: web.BaseRequest, *, close: bool = False) -> None:
         """`close`: the connection is of no use after this answer."""
@@ -64,24 +91,76 @@ class RawResponse(web.StreamResponse):
         self._keep_alive = keep_alive
         self._write(head)
 
-    async def send(self, piece: bytes) -> None:
-        """Writes a piece of the body and waits while the client is slower than it comes.
+    def interim(self, status: int, reason: bytes, headers: RawHeaders) -> None:
+        """Writes a 1xx before the answer. 100 is this side's own to say, and HTTP/1.0 knows none of them."""
+        if self.started or status == HTTPStatus.CONTINUE or self._request.version <= HttpVersion10:
+            return
+        head = [b"HTTP/1.1 %d %s\r\n" % (status, reason)]
+        head += [b"%s: %s\r\n" % header for header in headers]
+        self._write([*head, b"\r\n"])
 
-        Raises ConnectionResetError when the client has gone.
+    async def switch(self, reason: bytes, headers: RawHeaders, upstream: asyncio.Transport, said: bytes) -> None:
+        """Writes a 101, and lets the client talk to `upstream`, until both are gone. `said`: by it, so far.
+
+        `upstream` is closed in the end, whatever happens. Raises ConnectionResetError when the client has gone before.
         """
-        self._put(piece)
-        await self._request.writer.drain()
+        connection = cast(Switchable, self._request.protocol)
+        try:
+            self.set_status(HTTPStatus.SWITCHING_PROTOCOLS)
+            self.started = True
+            self._keep_alive = False
+            self._write([b"HTTP/1.1 101 %s\r\n" % reason, *(b"%s: %s\r\n" % h for h in headers), b"\r\n"])
+            client, client_said = connection.let_go()
+        except BaseException:
+            upstream.abort()
+            raise
+        tunnel = Tunnel(asyncio.get_running_loop())
+        tunnel.join(client, client_said, upstream, said)
+        try:
+            await tunnel.wait()
+        finally:
+            self.sent_bytes += tunnel.relayed_bytes
+            connection.over()
 
-    def _put(self, piece: bytes) -> None:
+    @contextmanager
+    def paces(self, source: Source) -> Iterator[None]:
+        """While this is open, `source` is held back whenever the client is slower than it."""
+        connection = self._request.protocol
+        pace = getattr(connection, "pace", None)
+        if pace is None:
+            yield
+            return
+        pace(source)
+        try:
+            yield
+        finally:
+            pace(None)
+
+    def put(self, piece: bytes) -> None:
+        """Writes a piece of the body. Raises ConnectionResetError when the client has gone."""
         if self._bodiless or not piece:
             return
         self.sent_bytes += len(piece)
         self._write([b"%x\r\n" % len(piece), piece, b"\r\n"] if self._chunked else [piece])
 
-    def finish(self) -> None:
-        """The body is complete."""
-        if self._chunked:
-            self._write([_LAST_CHUNK])
+    def finish(self, piece: bytes = b"", trailers: RawHeaders = ()) -> None:
+        """The body is complete, with `piece` as its last. Trailers go only where chunks do."""
+        if not self._chunked:
+            self.put(piece)
+            return
+        parts = []
+        if piece:
+            self.sent_bytes += len(piece)
+            parts = [b"%x\r\n" % len(piece), piece, b"\r\n"]
+        if trailers:
+            parts += [b"0\r\n", *(b"%s: %s\r\n" % field for field in trailers), b"\r\n"]
+        else:
+            parts.append(_LAST_CHUNK)
+        self._write(parts)
+
+    async def taken(self) -> None:
+        """Until the client has taken nearly all of what was written: the next answer is not piled upon it."""
+        await self._request.writer.drain()
 
     def abort(self) -> None:
         """The body will never be complete: the client sees the connection close before its end."""
@@ -101,8 +180,7 @@ class RawResponse(web.StreamResponse):
     def whole_now(self, status: int, headers: RawHeaders, body: bytes) -> None:
         """A whole answer of the router's own: short, so it is not waited for."""
         self.start(status, _reason(status), [*headers, (b"Content-Length", b"%d" % len(body))])
-        self._put(body)
-        self.finish()
+        self.finish(body)
 
     def _is_last(self) -> bool:
         # The server's own connections tell when they are to end.

@@ -21,15 +21,13 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from prefixroute.errors import ListenError
 from prefixroute.http.body import MalformedBodyError
 from prefixroute.http.dialects import error_body, error_headers
-from prefixroute.http.headers import MAX_HEADERS, new_request_id
-from prefixroute.http.response import RawResponse
+from prefixroute.http.headers import MAX_FULL_HEADERS, MAX_HEADERS, new_request_id
+from prefixroute.http.response import RawResponse, Source
 from prefixroute.http.routes import Dialect
 
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# How many headers of the largest size may come together.
-_MAX_FULL_HEADERS = 4
 # How long a client that was refused may take to read why.
 _LINGER_S = 2.0
 
@@ -56,15 +54,16 @@ class _Refusal(RawResponse):
 
 
 class _Connection(RequestHandler):
-    """One client connection. Four things are different from aiohttp's.
+    """One client connection. Five things are different from aiohttp's.
 
     - A client that leaves is gone at once, whatever it has not read.
     - An error in a body's chunks is told to who reads that body; aiohttp leaves the reader waiting.
     - Heads are bounded as a whole.
     - A connection that is to end takes the rest of a body that is under way.
+    - Where an answer comes from is held back at once when the client is slow, without anybody waiting for it.
     """
 
-    __slots__ = ("_body", "_head_bytes", "_is_garbled", "_max_head_bytes", "is_ending")
+    __slots__ = ("_body", "_head_bytes", "_is_garbled", "_max_head_bytes", "_source", "is_ending")
 
     def __init__(self, *args: Any, max_head_bytes: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,7 +71,36 @@ class _Connection(RequestHandler):
         self._head_bytes = 0
         self._body: StreamReader | None = None
         self._is_garbled = False
+        self._source: Source | None = None
         self.is_ending = False
+
+    def pace(self, source: Source | None) -> None:
+        """`source` is held back from now on whenever the client is slower than it; None: nobody is."""
+        self._source = source
+        if source is not None and self._paused:
+            source.pause()
+
+    def let_go(self) -> tuple[asyncio.Transport, bytes]:
+        """For a tunnel: the transport, and what the client said behind its request."""
+        transport = self.transport
+        if transport is None:
+            raise ConnectionResetError("the client has gone")
+        tail, self._message_tail = self._message_tail, b""
+        return transport, tail
+
+    def over(self) -> None:
+        """The transport, once let go, is closed. Nobody but its new owner was told so."""
+        asyncio.get_running_loop().call_soon(self.connection_lost, None)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._source is not None:
+            self._source.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._source is not None:
+            self._source.resume()
 
     def take_in(self, body: StreamReader) -> None:
         """A request is about to be handled."""
@@ -161,7 +189,7 @@ class FrontServer(web.Server):
             max_field_size=max_header_bytes,
             max_headers=MAX_HEADERS,
         )
-        self._max_head_bytes = _MAX_FULL_HEADERS * max_header_bytes
+        self._max_head_bytes = MAX_FULL_HEADERS * max_header_bytes
 
     def __call__(self) -> RequestHandler:
         loop = asyncio.get_running_loop()

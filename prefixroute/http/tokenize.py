@@ -14,17 +14,13 @@ _HEADERS = [(b"Content-Type", b"application/json"), (b"Accept-Encoding", b"ident
 
 async def post(upstream: Upstream, instance: Instance, path: str, body: bytes) -> tuple[int, bytes] | None:
     """Status and body of the answer; None when there is none, or it is longer than any answer to a probe."""
-    request = UpstreamRequest("POST", path, _HEADERS, body, len(body))
+    request = UpstreamRequest("POST", path, _HEADERS, body)
     try:
         async with asyncio.timeout(_ASK_S):
             answer = await upstream.send(instance, request)
             try:
-                whole = bytearray()
-                while piece := await answer.read():
-                    whole += piece
-                    if len(whole) > _MAX_BYTES:
-                        return None
-                return answer.status, bytes(whole)
+                whole = await answer.whole(_MAX_BYTES)
+                return None if whole is None else (answer.status, whole)
             finally:
                 answer.close()
     except (UpstreamError, TimeoutError):

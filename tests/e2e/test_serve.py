@@ -582,7 +582,6 @@ MALFORMED = [
     b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nPLANTED-chunk\r\n",
     b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nExpect: PLANTED-expect\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: a\r\nx-long: PLANTED-long" + b"x" * 100_000 + b"\r\n\r\n",
-    b"GET /PLANTED-upgrade HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
     b"POST /reset_prefix_cache?PLANTED-control HTTP/1.1\r\nHost: a\r\n\r\n",
     b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\nPLANTED-large",
 ]

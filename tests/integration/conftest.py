@@ -20,7 +20,9 @@ from prefixroute.testing import FakeUpstream
 
 Serve = Callable[..., AbstractAsyncContextManager[App]]
 
-_ON_BOTH_LOOPS = {"kv_events", "leaving", "load", "retries", "stopping", "timeouts", "uploads", "upstream"}
+_ON_BOTH_LOOPS = {
+    *("kv_events", "leaving", "load", "retries", "stopping", "timeouts", "uploads", "upstream", "websocket"),
+}
 
 # A test that waits for what never comes fails after so long: uvloop does not let pytest-timeout's signal through.
 _PATIENCE_S = 20

@@ -28,7 +28,6 @@ async def silent(call: Call) -> None:
     await call.wait_disconnected()
 
 
-UPGRADE = [("Connection", "upgrade"), ("Upgrade", "websocket")]
 EXPECT = [("Content-Length", "1"), ("Expect", SECRET)]
 INVALID = "invalid_request_error"
 
@@ -39,7 +38,6 @@ ERRORS: dict[str, tuple[Script, Headers, int, str, str, str]] = {
     "too large": (silent, [("Content-Length", "9999999")], 413, INVALID, "body_too_large", "request_too_large"),
     "expectation": (silent, EXPECT, 417, INVALID, "expectation_failed", INVALID),
     "framing": (silent, [("Transfer-Encoding", "gzip, chunked")], 400, INVALID, "ambiguous_framing", INVALID),
-    "upgrade": (silent, UPGRADE, 501, INVALID, "upgrade_not_supported", INVALID),
 }
 
 

@@ -13,7 +13,7 @@ import trustme
 
 from prefixroute.core.fleet import Instance
 from prefixroute.errors import UpstreamBrokenError, UpstreamUnreachableError
-from prefixroute.http.upstream import AiohttpUpstream, UpstreamRequest
+from prefixroute.http.upstream import ConnectionLimits, Upstream, UpstreamRequest
 from prefixroute.testing import Call, FakeUpstream
 from prefixroute.testing.upstream import raw_answer
 
@@ -21,26 +21,31 @@ GET = UpstreamRequest("GET", "/x", [], None)
 
 
 @asynccontextmanager
-async def upstream_of(**settings: float) -> AsyncIterator[AiohttpUpstream]:
-    upstream = AiohttpUpstream(
-        connect_timeout_s=5, first_byte_timeout_s=None, idle_timeout_s=None, keepalive_s=settings.get("keepalive_s", 4)
-    )
+async def upstream_of(**settings: float) -> AsyncIterator[Upstream]:
+    limits = ConnectionLimits(connect_timeout_s=5, keepalive_s=settings.get("keepalive_s", 4))
+    upstream = Upstream(first_byte_timeout_s=None, idle_timeout_s=None, limits=limits)
     try:
         yield upstream
     finally:
         await upstream.close()
 
 
-async def send(upstream: AiohttpUpstream, url: str, request: UpstreamRequest = GET) -> bytes:
+async def send(upstream: Upstream, url: str, request: UpstreamRequest = GET) -> bytes:
     answer = await upstream.send(Instance("gpu-0", url, 0), request)
     try:
-        body = b""
-        while piece := await answer.read():
-            body += piece
-        return body
+        return await answer.whole(1_000_000) or b""
     finally:
         answer.close()
         answer.close()  # as often as one likes
+
+
+class EnoughError(Exception):
+    """Nothing more is wanted of an answer."""
+
+
+def only_one(piece: bytes, is_last: bool) -> None:
+    assert (piece, is_last) == (b"x", False)
+    raise EnoughError
 
 
 async def ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,7 +91,7 @@ async def test_a_name_that_nobody_knows_is_no_connection(monkeypatch: pytest.Mon
     async def nobody(*_args: object, **_kwargs: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr("aiohttp.resolver.ThreadedResolver.resolve", nobody)
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", nobody)
     async with upstream_of() as upstream:
         with pytest.raises(UpstreamUnreachableError, match=r"^gpu-0: Name or service not known$"):
             await send(upstream, "http://nowhere.test")
@@ -113,7 +118,8 @@ async def test_an_answer_that_is_let_go_early_costs_the_connection() -> None:
 
     async with FakeUpstream(streams) as fake, upstream_of() as upstream:
         answer = await upstream.send(Instance("gpu-0", fake.url, 0), GET)
-        assert await answer.read() == b"x"
+        with pytest.raises(EnoughError):
+            await answer.pour(only_one)
         answer.close()
         await fake.calls[0].wait_disconnected()
         await fake.wait_connections(0)

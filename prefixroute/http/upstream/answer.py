@@ -1,0 +1,208 @@
+"""An instance's answer: its head is here, its body comes as the connection hands it over."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from prefixroute.errors import UpstreamBrokenError, UpstreamTimeoutError
+from prefixroute.http.headers import RawHeaders
+from prefixroute.http.wire.heads import AnswerHead
+
+if TYPE_CHECKING:
+    from prefixroute.http.upstream.link import Link
+
+Consume = Callable[[bytes, bool], None]
+"""Takes the next piece of a body, and whether it is the last; the last one may be empty."""
+Interim = Callable[[int, bytes, RawHeaders], None]
+"""Takes a 1xx: status, reason, headers."""
+
+# Pieces that nobody asks for yet are kept up to this much; then the connection is read no further.
+_MAX_KEPT_BYTES = 65_536
+
+
+class GarbledAnswerError(UpstreamBrokenError):
+    """An answer began, and is none that could be passed on."""
+
+
+class Answer:
+    """Of one request, on its connection. Close it, whatever happens."""
+
+    __slots__ = (
+        "_consume",
+        "_end",
+        "_fault",
+        "_idle_timeout_s",
+        "_is_ended",
+        "_is_paused",
+        "_kept",
+        "_link",
+        "_n_kept",
+        "_since_s",
+        "_timer",
+        "headers",
+        "reason",
+        "status",
+        "trailers",
+    )
+
+    def __init__(self, link: "Link", head: AnswerHead, idle_timeout_s: float | None) -> None:
+        self._link: Link | None = link
+        self._idle_timeout_s = idle_timeout_s
+        self._consume: Consume | None = None
+        self._kept: list[bytes] = []
+        self._n_kept = 0
+        self._is_ended = False
+        self._is_paused = False
+        self._fault: BaseException | None = None
+        self._end: asyncio.Future[None] | None = None
+        self._since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.status = head.status
+        """At least 200, or 101."""
+        self.reason = head.reason
+        self.headers = head.headers
+        """As received, hop-by-hop headers included."""
+        self.trailers: RawHeaders = ()
+        """Once the body has ended."""
+
+    async def pour(self, consume: Consume) -> None:
+        """Hands the body to `consume`, each piece as it comes. Returns after the last.
+
+        Raises UpstreamTimeoutError after `idle_timeout_s` of silence, UpstreamBrokenError when it breaks off, and
+        what `consume` raises.
+        """
+        kept, self._kept = self._kept, []
+        if self._is_ended:
+            consume(b"".join(kept), True)
+            return
+        if kept:
+            consume(b"".join(kept), False)
+        if self._fault is not None:
+            raise self._fault
+        if self._link is None:
+            raise RuntimeError("the answer has been closed")
+        self._consume = consume
+        loop = self._link.loop
+        self._end = loop.create_future()
+        if self._n_kept > _MAX_KEPT_BYTES and not self._is_paused:
+            self._link.resume_reading()
+        if self._idle_timeout_s is not None:
+            self._since_s = loop.time()
+            self._timer = loop.call_later(self._idle_timeout_s, self._watch, self._idle_timeout_s)
+        try:
+            await self._end
+        finally:
+            self._consume = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    async def whole(self, max_bytes: int) -> bytes | None:
+        """The whole body, read as `pour` does; None when it is longer than `max_bytes`."""
+        pieces: list[bytes] = []
+        n_bytes = 0
+
+        def take(piece: bytes, is_last: bool) -> None:  # noqa: ARG001  as pieces are handed over
+            nonlocal n_bytes
+            n_bytes += len(piece)
+            if n_bytes > max_bytes:
+                raise _TooLongError
+            pieces.append(piece)
+
+        try:
+            await self.pour(take)
+        except _TooLongError:
+            return None
+        return b"".join(pieces)
+
+    def pause(self) -> None:
+        """Who consumes is slow: nothing more for now. That is not the instance's silence."""
+        if not self._is_paused:
+            self._is_paused = True
+            if self._link is not None:
+                self._link.pause_reading()
+
+    def resume(self) -> None:
+        """Takes `pause` back."""
+        if self._is_paused:
+            self._is_paused = False
+            if self._link is not None:
+                self._since_s = self._link.loop.time()
+                self._link.resume_reading()
+
+    def close(self) -> None:
+        """Lets go of it: an answer that was not received to its end costs the connection. Twice does nothing more."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.abort()
+
+    def detach(self) -> tuple[asyncio.Transport, bytes]:
+        """After a 101: the connection, not being read, and what came behind the head. Both are the caller's now.
+
+        Raises UpstreamBrokenError when it is lost already.
+        """
+        link, self._link = self._link, None
+        if link is None:
+            raise RuntimeError("the answer has been closed")
+        return link.detach()
+
+    # ------------------------------------------------------------------ by the connection
+
+    def put(self, piece: bytes) -> None:
+        """More of the body."""
+        consume = self._consume
+        if consume is None:
+            self._kept.append(piece)
+            self._n_kept += len(piece)
+            if self._n_kept > _MAX_KEPT_BYTES and self._link is not None:
+                self._link.pause_reading()
+            return
+        if self._timer is not None and self._link is not None:
+            self._since_s = self._link.loop.time()
+        self._hand_over(consume, piece, False)
+
+    def end(self, piece: bytes, trailers: RawHeaders) -> None:
+        """The last of the body."""
+        self.trailers = trailers
+        self._is_ended = True
+        self._link = None  # it may carry another's answer from now on
+        if self._consume is None:
+            self._kept.append(piece)
+            return
+        self._hand_over(self._consume, piece, True)
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
+    def fail(self, fault: BaseException) -> None:
+        """There will be no more of the body."""
+        if self._is_ended or self._fault is not None:
+            return
+        self._fault = fault
+        if self._end is not None and not self._end.done():
+            self._end.set_exception(fault)
+
+    def _hand_over(self, consume: Consume, piece: bytes, is_last: bool) -> None:
+        try:
+            consume(piece, is_last)
+        except Exception as fault:  # noqa: BLE001  it is raised again where the body was asked for
+            self._consume = None
+            self._fault = fault
+            if self._end is not None and not self._end.done():
+                self._end.set_exception(fault)
+
+    def _watch(self, limit_s: float) -> None:
+        # One timer an answer, set again only when it fires: silence is measured without work for each piece.
+        link = self._link
+        if link is None:
+            return
+        left_s = limit_s if self._is_paused else self._since_s + limit_s - link.loop.time()
+        if left_s > 0:
+            self._timer = link.loop.call_later(left_s, self._watch, limit_s)
+            return
+        self._timer = None
+        self.fail(UpstreamTimeoutError(f"{link.name}: silent for idle_timeout_s ({limit_s:g} s)"))
+        link.abort()
+
+
+class _TooLongError(Exception):
+    """The body is longer than wanted."""

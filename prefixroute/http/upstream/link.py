@@ -1,0 +1,391 @@
+"""One connection to an instance: one request at a time, its answer handed on as it comes.
+
+States: idle (kept, or new) → head (asked; the answer's head is waited for) → body → idle again, or gone. After a 101
+it is a tunnel and no longer this module's.
+"""
+
+import asyncio
+import os
+import select
+from enum import Enum
+from typing import Protocol
+
+from prefixroute.errors import UpstreamBrokenError
+from prefixroute.http.headers import MAX_FULL_HEADERS
+from prefixroute.http.upstream.answer import Answer, GarbledAnswerError, Interim
+from prefixroute.http.wire.bodies import BodyReader, answer_body
+from prefixroute.http.wire.heads import HEAD_END, AnswerHead, MalformedError, parse_answer_head
+
+# An instance that goes on with interim answers for longer than this makes work for nothing.
+_MAX_INTERIM = 64
+_READ_REST_BYTES = 65_536
+_SWITCHING = 101
+
+
+class _State(Enum):
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    GONE = "gone"
+
+
+class Keeper(Protocol):
+    """Whose connection it is."""
+
+    def release(self, link: "Link") -> None:
+        """Its answer is complete, and it can take another request."""
+        ...
+
+    def lost(self, link: "Link") -> None:
+        """It is closed."""
+        ...
+
+
+class Link(asyncio.Protocol):
+    """Made by a pool. `name`: of the instance, for messages."""
+
+    def __init__(self, name: str, keeper: Keeper, loop: asyncio.AbstractEventLoop, max_header_bytes: int) -> None:
+        self.name = name
+        self.loop = loop
+        self.n_requests = 0
+        """Sent on it so far, the one under way included."""
+        self.idle_until_s = 0.0
+        """While it is kept: when it is no longer to be used."""
+        self.keep_alive_s: float | None = None
+        """How long the server said it would keep it."""
+        self.n_left: int | None = None
+        """How many more requests the server said it would take."""
+        self.transport: asyncio.Transport | None = None
+        self._keeper = keeper
+        self._max_header_bytes = max_header_bytes
+        self._max_head_bytes = max_header_bytes * MAX_FULL_HEADERS
+        self._state = _State.IDLE
+        self._method = b""
+        self._head = b""
+        self._n_interim = 0
+        self._heard = False
+        self._on_interim: Interim | None = None
+        self._idle_timeout_s: float | None = None
+        self._waiter: asyncio.Future[Answer] | None = None
+        self._answer: Answer | None = None
+        self._body: BodyReader | None = None
+        self._is_uploading = False
+        self._upload: asyncio.Task[None] | None = None
+        self._switches = False
+        self._may_keep = False
+        self._is_reading_paused = False
+        self._spare: int | None = None
+        self._poll: select.poll | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self.is_write_paused = False
+
+    # ------------------------------------------------------------------ asking
+
+    def ask(
+        self,
+        method: bytes,
+        *,
+        uploads: bool,
+        switches: bool,
+        on_interim: Interim | None,
+        idle_timeout_s: float | None,
+    ) -> asyncio.Future[Answer]:
+        """To be called right before a request is written. The future gets the answer once its head is here.
+
+        `uploads`: the body is written piece by piece, until `uploaded`. `switches`: another protocol is asked for.
+        """
+        if self._state is not _State.IDLE:
+            raise RuntimeError("the connection is in use")
+        self._state = _State.HEAD
+        self.n_requests += 1
+        self._method = method
+        self._head = b""
+        self._n_interim = 0
+        self._heard = False
+        self._on_interim = on_interim
+        self._idle_timeout_s = idle_timeout_s
+        self._is_uploading = uploads
+        self._switches = switches
+        self._waiter = self.loop.create_future()
+        return self._waiter
+
+    def write(self, data: bytes) -> None:
+        """Nothing is written on a connection that is gone: who waits for the answer has been told."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+
+    async def writable(self) -> None:
+        """Until the instance has taken enough of what was written, or is gone."""
+        while self.is_write_paused and self._state is not _State.GONE:
+            if self._writable is None:
+                self._writable = self.loop.create_future()
+            # Shielded: a second waiter would be cancelled with the first.
+            await asyncio.shield(self._writable)
+
+    def uploads_by(self, task: asyncio.Task[None]) -> None:
+        """`task` writes the body. It is cancelled when there is nobody left to write to."""
+        self._upload = task
+
+    def uploaded(self) -> None:
+        """All of the request has been written."""
+        self._is_uploading = False
+        self._upload = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the head of the answer is here, or never will be."""
+        return self._state is not _State.HEAD
+
+    def give_up(self, fault: BaseException) -> None:
+        """Ends what is under way with `fault`, and the connection."""
+        self._tell(fault)
+        self.abort()
+
+    def is_fit(self, now_s: float) -> bool:
+        """Whether an idle connection may be used again: in time, and nothing came that nobody asked for."""
+        transport = self.transport
+        if transport is None or transport.is_closing() or now_s >= self.idle_until_s:
+            return False
+        # A close that has come, but that the loop has not told us of yet.
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not self._poll.poll(0)
+
+    def abort(self) -> None:
+        """Closes it at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause_reading(self) -> None:
+        if not self._is_reading_paused and self.transport is not None and not self.transport.is_closing():
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_reading_paused and self.transport is not None:
+            self._is_reading_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def keep_spare(self) -> None:
+        """Keeps a second hold on the socket, so that what the instance said before it closed can still be read.
+
+        An instance that answers before it has all of a body, and closes, resets the connection. The loop that finds
+        out by writing drops the socket, and with it an answer that is already there.
+        """
+        transport = self.transport
+        if self._spare is None and transport is not None and transport.get_extra_info("sslcontext") is None:
+            self._spare = os.dup(transport.get_extra_info("socket").fileno())
+
+    def detach(self) -> tuple[asyncio.Transport, bytes]:
+        """After a 101: the transport, not being read, and what came behind the head. Both are the caller's now."""
+        transport, rest = self.transport, self._head
+        if transport is None:
+            raise UpstreamBrokenError(f"{self.name}: connection lost")
+        self.transport = None
+        self._gone()
+        return transport, rest
+
+    # ------------------------------------------------------------------ by the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]  # of a stream, it is one
+
+    def data_received(self, data: bytes) -> None:
+        state = self._state
+        try:
+            if state is _State.BODY:
+                self._feed(data)
+            elif state is _State.HEAD:
+                self._heard = True
+                self._read_head(data)
+            elif state is _State.IDLE:
+                # Nobody asked: a goodbye (408), say. It would be taken for the answer to the next request.
+                self.abort()
+        except MalformedError as error:
+            self.give_up(GarbledAnswerError(f"{self.name}: the answer is not valid HTTP ({error})"))
+
+    def eof_received(self) -> None:
+        """The instance has nothing more to say: the transport closes, and `connection_lost` follows."""
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._read_rest()
+        if self._state is _State.BODY and self._body is not None and exc is None and self._body.end_of_connection():
+            self._complete(b"")
+        else:
+            self._tell(self._loss(exc))
+        self.transport = None
+        self._gone()
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        self._wake_writer()
+
+    # ------------------------------------------------------------------ reading
+
+    def _read_head(self, data: bytes) -> None:
+        block = self._head + data if self._head else data
+        while True:
+            end = block.find(HEAD_END)
+            if end < 0:
+                if len(block) > self._max_head_bytes:
+                    raise MalformedError("the head is too long")
+                if block and not b"HTTP/1.".startswith(block[:7]):
+                    raise MalformedError("no status line of HTTP/1")
+                self._head = block
+                return
+            end += len(HEAD_END)
+            if end > self._max_head_bytes:
+                raise MalformedError("the head is too long")
+            head = parse_answer_head(block[:end])
+            if end > self._max_header_bytes and any(map(self._is_long, head.headers)):
+                raise MalformedError("a header is too long")
+            block = block[end:]
+            if head.status >= 200 or head.status == _SWITCHING:
+                break
+            self._n_interim += 1
+            if self._n_interim > _MAX_INTERIM:
+                raise MalformedError("too many interim answers")
+            if self._on_interim is not None:
+                self._on_interim(head.status, head.reason, head.headers)
+        self._begin(head, block)
+
+    def _is_long(self, header: tuple[bytes, bytes]) -> bool:
+        return len(header[0]) + len(header[1]) > self._max_header_bytes
+
+    def _begin(self, head: AnswerHead, rest: bytes) -> None:
+        if head.status == _SWITCHING:
+            if not self._switches:
+                raise MalformedError("switched to a protocol that was not asked for")
+            # A tunnel: what follows is not ours to read.
+            self._head = rest
+            self.pause_reading()
+        else:
+            self._head = b""
+            self._body = answer_body(head, self._method)
+            self._may_keep = self._is_kept(head)
+        self._state = _State.BODY
+        self._answer = Answer(self, head, self._idle_timeout_s)
+        waiter, self._waiter = self._waiter, None
+        answered = waiter is not None and not waiter.done()
+        if waiter is not None and answered:
+            waiter.set_result(self._answer)
+        if self._body is None:
+            return
+        if self._body.is_done:
+            self._body.rest = rest
+            self._complete(b"")
+        elif rest:
+            self._feed(rest)
+
+    def _is_kept(self, head: AnswerHead) -> bool:
+        """Whether the server keeps the connection after this answer, by what it says."""
+        is_kept = head.minor == 1
+        for name, value in head.headers:
+            if len(name) != 10:
+                continue
+            key = name.lower()
+            if key == b"connection":
+                tokens = [token.strip() for token in value.lower().split(b",")]
+                if b"close" in tokens:
+                    return False
+                is_kept = is_kept or b"keep-alive" in tokens
+            elif key == b"keep-alive":
+                self._read_keep_alive(value)
+        return is_kept
+
+    def _read_keep_alive(self, value: bytes) -> None:
+        for parameter in value.split(b","):
+            name, _, number = parameter.strip().partition(b"=")
+            if number.isdigit() and len(number) < 10:
+                if name.lower() == b"timeout":
+                    self.keep_alive_s = float(number)
+                elif name.lower() == b"max":
+                    self.n_left = int(number)
+
+    def _feed(self, data: bytes) -> None:
+        body, answer = self._body, self._answer
+        if body is None or answer is None:
+            return
+        piece = body.feed(data)
+        if body.is_done:
+            self._complete(piece)
+        elif piece:
+            answer.put(piece)
+
+    def _complete(self, piece: bytes) -> None:
+        body, answer = self._body, self._answer
+        self._body = self._answer = None
+        self._state = _State.IDLE
+        self._drop_spare()
+        if body is None or answer is None:
+            return
+        self._stop_upload()
+        answer.end(piece, body.trailers)
+        transport = self.transport
+        if transport is None:
+            return
+        # An instance that answered before it had all of the request may never read the rest.
+        is_all_sent = not self._is_uploading and not transport.get_write_buffer_size()
+        if self._may_keep and is_all_sent and not body.rest and not transport.is_closing():
+            self.resume_reading()
+            self._keeper.release(self)
+        else:
+            transport.abort()
+
+    def _loss(self, exc: BaseException | None) -> UpstreamBrokenError:
+        kind = "closed" if exc is None else type(exc).__name__
+        if self._state is _State.BODY:
+            return UpstreamBrokenError(f"{self.name}: answer broke off ({kind})")
+        if self._heard:
+            return GarbledAnswerError(f"{self.name}: the head of the answer broke off ({kind})")
+        text = f"{self.name}: connection lost before an answer ({kind})"
+        return UpstreamBrokenError(text, reused=self.n_requests > 1)
+
+    def _tell(self, fault: BaseException) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(fault)
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.fail(fault)
+        self._body = None
+
+    def _gone(self) -> None:
+        self._state = _State.GONE
+        self._drop_spare()
+        self._stop_upload()
+        self._wake_writer()
+        self._keeper.lost(self)
+
+    def _stop_upload(self) -> None:
+        # Before who waits for the answer goes on: the rest of the client's body has another reader then.
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            upload.cancel()
+
+    def _wake_writer(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    def _read_rest(self) -> None:
+        while self._spare is not None:
+            try:
+                data = os.read(self._spare, _READ_REST_BYTES)
+            except OSError:
+                data = b""
+            if data:
+                self.data_received(data)
+            else:
+                self._drop_spare()
+
+    def _drop_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            os.close(spare)

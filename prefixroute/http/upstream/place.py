@@ -1,0 +1,138 @@
+"""Where an instance is, and a connection to there."""
+
+import asyncio
+import errno
+import ipaddress
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohappyeyeballs import start_connection
+
+from prefixroute.errors import UpstreamUnreachableError
+
+# The next of a name's addresses is tried when one has not answered for this long (RFC 8305, 5).
+_NEXT_ADDRESS_S = 0.25
+# Addresses of a name are asked for again after so long, and at once when none of them could be reached.
+_NAMES_KEPT_S = 10.0
+# This machine's faults, which say nothing about the instance.
+_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_Address = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of an instance. `path`: of its unix socket, in place of `host` and `port`. `base`: in front of every target."""
+
+    host: str
+    port: int
+    path: str | None
+    base: bytes
+    authority: bytes
+    """What the Host header says."""
+    tls: ssl.SSLContext | None
+    server_name: str | None
+    """The name its certificate is checked against."""
+    is_literal: bool
+    """Whether the host is an address: nothing has to be resolved."""
+
+
+def place_of(url: str, tls: ssl.SSLContext | None = None, server_name: str | None = None) -> Place:
+    """`url`: as the configuration spells it. `tls`: for https; None: the machine's own authorities, verified."""
+    if url.startswith("unix:"):
+        # A name of any kind: servers behind sockets have only one, and HTTP wants a Host.
+        return Place("", 0, url.removeprefix("unix:"), b"", b"localhost", None, None, True)
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+    return Place(
+        host,
+        parts.port or _DEFAULT_PORTS[parts.scheme],
+        None,
+        parts.path.encode("ascii"),
+        parts.netloc.encode("ascii"),
+        tls,
+        (server_name or host) if tls is not None else None,
+        _is_literal(host),
+    )
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class Connector:
+    """Makes connections to one place."""
+
+    def __init__(self, name: str, place: Place, timeout_s: float) -> None:
+        self._name = name
+        self._place = place
+        self._timeout_s = timeout_s
+        self._addresses: list[_Address] = []
+        self._addresses_until_s = 0.0
+
+    async def connect(self, make: Callable[[], asyncio.Protocol]) -> None:
+        """A connection for the protocol that `make` makes. Raises UpstreamUnreachableError."""
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                await self._connect(make)
+        except (OSError, ssl.CertificateError) as error:
+            self._addresses_until_s = 0.0
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise UpstreamUnreachableError(
+                    f"{self._name}: no connection within connect_timeout_s ({self._timeout_s:g} s)", timed_out=True
+                ) from error
+            raise UpstreamUnreachableError(
+                f"{self._name}: {_cause(error)}",
+                timed_out=error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),
+                own_fault=error.errno in _OWN_FAULTS,
+            ) from error
+
+    async def _connect(self, make: Callable[[], asyncio.Protocol]) -> None:
+        loop, place = asyncio.get_running_loop(), self._place
+        tls: dict[str, Any] = {}
+        if place.tls is not None:
+            tls = {"ssl": place.tls, "server_hostname": place.server_name}
+        if place.path is not None:
+            await loop.create_unix_connection(make, place.path)
+        elif place.is_literal:
+            await loop.create_connection(make, place.host, place.port, **tls)
+        else:
+            sock = await start_connection(await self._resolved(), happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
+            try:
+                await loop.create_connection(make, sock=sock, **tls)
+            except BaseException:
+                sock.close()
+                raise
+
+    async def _resolved(self) -> list[Any]:
+        if time.monotonic() >= self._addresses_until_s:
+            place = self._place
+            self._addresses = await asyncio.get_running_loop().getaddrinfo(
+                place.host, place.port, type=socket.SOCK_STREAM
+            )
+            self._addresses_until_s = time.monotonic() + _NAMES_KEPT_S
+        return self._addresses
+
+
+def _cause(error: OSError) -> str:
+    # The error's own text holds the address, which is no client's business; the operating system's word is enough.
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was refused ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS ({error.reason})"
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or type(error).__name__
+    return os.strerror(error.errno)

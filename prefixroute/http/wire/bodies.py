@@ -1,0 +1,202 @@
+"""Where a body ends: one machine for each framing (RFC 9112, 6.3). Each is fed what comes and gives the payload back.
+
+`feed` returns slices of what it is fed; nothing of the payload is kept. `rest` is what came behind the end.
+"""
+
+import re
+from typing import Protocol
+
+from prefixroute.http.wire.heads import HEAD_END, AnswerHead, MalformedError, parse_fields
+
+# Digits of a length or a chunk's size: as many as 64 bits need.
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
+_LENGTH = re.compile(rb"[0-9]{1,19}")
+# Extensions of chunks mean nothing to us, and a line of them is work without payload.
+_MAX_LINE_BYTES = 4096
+_MAX_TRAILER_BYTES = 65_536
+# A trailer cannot frame, route or authorise: who merges it into the head would be told lies (RFC 9110, 6.5.1).
+_NO_TRAILERS = frozenset(
+    {
+        b"authorization",
+        b"connection",
+        b"content-encoding",
+        b"content-length",
+        b"content-range",
+        b"content-type",
+        b"host",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"set-cookie",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"www-authenticate",
+    }
+)
+_NO_BODY = (204, 304)
+
+
+class BodyReader(Protocol):
+    """Follows one body."""
+
+    is_done: bool
+    rest: bytes
+    """What came behind the end."""
+    trailers: list[tuple[bytes, bytes]]
+
+    def feed(self, data: bytes) -> bytes:
+        """The payload in `data`, maybe none of it. Raises MalformedError."""
+        ...
+
+    def end_of_connection(self) -> bool:
+        """Whether the body is complete if nothing comes any more."""
+        ...
+
+
+class CountedBody:
+    """As many bytes as were declared; none of them: done at once."""
+
+    __slots__ = ("_left_bytes", "is_done", "rest", "trailers")
+
+    def __init__(self, n_bytes: int) -> None:
+        self._left_bytes = n_bytes
+        self.is_done = n_bytes == 0
+        self.rest = b""
+        self.trailers: list[tuple[bytes, bytes]] = []
+
+    def feed(self, data: bytes) -> bytes:
+        left_bytes = self._left_bytes - len(data)
+        if left_bytes < 0:
+            data, self.rest = data[:left_bytes], data[left_bytes:]
+            left_bytes = 0
+        self._left_bytes = left_bytes
+        self.is_done = not left_bytes
+        return data
+
+    def end_of_connection(self) -> bool:
+        return self.is_done
+
+
+class EndlessBody:
+    """Ends with the connection."""
+
+    __slots__ = ("is_done", "rest", "trailers")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.rest = b""
+        self.trailers: list[tuple[bytes, bytes]] = []
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+    def end_of_connection(self) -> bool:
+        return True
+
+
+class ChunkedBody:
+    """Chunks, and maybe trailers."""
+
+    __slots__ = ("_left_bytes", "_line", "_trailer", "is_done", "rest", "trailers")
+
+    def __init__(self) -> None:
+        self._left_bytes = 0
+        """Of the chunk under way, its CRLF included; 0: a size is next."""
+        self._line = b""
+        """The beginning of a size's line."""
+        self._trailer: bytes | None = None
+        """What came behind the last chunk; None: it has not come."""
+        self.is_done = False
+        self.rest = b""
+        self.trailers: list[tuple[bytes, bytes]] = []
+
+    def feed(self, data: bytes) -> bytes:
+        if self._trailer is not None:
+            self._read_trailer(data)
+            return b""
+        pieces = []
+        at, end = 0, len(data)
+        if self._line:
+            data, self._line = self._line + data, b""
+            end = len(data)
+        while at < end:
+            left_bytes = self._left_bytes
+            if left_bytes:
+                # The last two of them are the CRLF.
+                n_payload = min(left_bytes - 2, end - at)
+                if n_payload > 0:
+                    pieces.append(data[at : at + n_payload])
+                    at += n_payload
+                    left_bytes -= n_payload
+                if left_bytes <= 2 and at < end:
+                    n_behind = min(left_bytes, end - at)
+                    if data[at : at + n_behind] != b"\r\n"[2 - left_bytes : 2 - left_bytes + n_behind]:
+                        raise MalformedError("a chunk is longer than its size")
+                    at += n_behind
+                    left_bytes -= n_behind
+                self._left_bytes = left_bytes
+                continue
+            line_end = data.find(b"\r\n", at)
+            if (line_end if line_end >= 0 else end) - at > _MAX_LINE_BYTES:
+                raise MalformedError("the line of a chunk's size is too long")
+            if line_end < 0:
+                self._line = data[at:]
+                break
+            size = _SIZE.fullmatch(data, at, line_end)
+            if size is None:
+                raise MalformedError("a chunk has no size")
+            at = line_end + 2
+            n_bytes = int(size[1], 16)
+            if not n_bytes:
+                self._trailer = b""
+                self._read_trailer(data[at:])
+                break
+            self._left_bytes = n_bytes + 2
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _read_trailer(self, data: bytes) -> None:
+        if not self._trailer and data.startswith(b"\r\n"):
+            self.is_done, self.rest = True, data[2:]
+            return
+        trailer = (self._trailer or b"") + data
+        end = trailer.find(HEAD_END)
+        if trailer.startswith(b"\r\n"):  # its two bytes came one by one
+            self.is_done, self.rest = True, trailer[2:]
+        elif end >= 0:
+            self.is_done, self.rest = True, trailer[end + 4 :]
+            fields = parse_fields(trailer[: end + 4])
+            self.trailers = [field for field in fields if field[0].lower() not in _NO_TRAILERS]
+        elif len(trailer) > _MAX_TRAILER_BYTES:
+            raise MalformedError("the trailers are too long")
+        self._trailer = trailer
+
+    def end_of_connection(self) -> bool:
+        return self.is_done
+
+
+def answer_body(head: AnswerHead, method: bytes) -> BodyReader:
+    """What follows `head`, the answer to a request of `method`. Raises MalformedError: nobody can tell for sure."""
+    length: bytes | None = None
+    coding: bytes | None = None
+    n_framings = 0
+    for name, value in head.headers:
+        key = name.lower()
+        if key == b"content-length":
+            length = value
+            n_framings += 1
+        elif key == b"transfer-encoding":
+            coding = value
+            n_framings += 1
+    if n_framings > 1:
+        raise MalformedError("more than one framing")
+    if length is not None and _LENGTH.fullmatch(length) is None:
+        raise MalformedError("the length is no number")
+    if coding is not None and (coding.lower() != b"chunked" or not head.minor):
+        raise MalformedError("a coding that was not asked for")
+    if head.status in _NO_BODY or method == b"HEAD":
+        return CountedBody(0)
+    if length is not None:
+        return CountedBody(int(length))
+    return EndlessBody() if coding is None else ChunkedBody()

@@ -1,0 +1,180 @@
+"""Heads and framings of answers, from bytes."""
+
+import pytest
+
+from prefixroute.http.wire.bodies import BodyReader, ChunkedBody, CountedBody, EndlessBody, answer_body
+from prefixroute.http.wire.heads import AnswerHead, MalformedError, parse_answer_head, request_head
+
+
+def head_of(*headers: tuple[bytes, bytes], status: int = 200, minor: int = 1) -> AnswerHead:
+    return AnswerHead(minor, status, b"OK", list(headers))
+
+
+def fed(body: BodyReader, data: bytes) -> bytes:
+    return b"".join(body.feed(data[at : at + 1]) for at in range(len(data)))
+
+
+def test_a_head_keeps_order_case_and_repeats() -> None:
+    block = b"HTTP/1.1 299 Odd  reason\r\nB: 1\r\na:2\r\nB:\t 3 \t\r\nEmpty:\r\nX: \xff a:b\r\n\r\n"
+    assert parse_answer_head(block) == AnswerHead(
+        1,
+        299,
+        b"Odd  reason",
+        [(b"B", b"1"), (b"a", b"2"), (b"B", b"3"), (b"Empty", b""), (b"X", b"\xff a:b")],
+    )
+
+
+@pytest.mark.parametrize("line", [b"HTTP/1.0 200 OK", b"HTTP/1.1 200 ", b"HTTP/1.1 200"])
+def test_a_status_line_may_be_short(line: bytes) -> None:
+    head = parse_answer_head(line + b"\r\n\r\n")
+    assert (head.status, head.headers) == (200, [])
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"HTTP/2 200 OK\r\n\r\n",
+        b"HTTP/1.2 200 OK\r\n\r\n",
+        b"HTTP/1.1 20 OK\r\n\r\n",
+        b"HTTP/1.1 099 OK\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        b"HTTP/1.1  200 OK\r\n\r\n",
+        b"HTTP/1.1 200 O\x00K\r\n\r\n",
+        b"HTTP/1.1 200 OK\nA: b\n\n\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA : b\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n: b\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: b\r\n c\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: b\rc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: b\nc: d\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: \x00\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 257 + b"\r\n",
+    ],
+)
+def test_a_head_that_may_be_read_in_two_ways_is_malformed(block: bytes) -> None:
+    with pytest.raises(MalformedError):
+        parse_answer_head(block)
+
+
+def test_a_request_head_is_what_it_is_given() -> None:
+    head = request_head(b"POST", b"/a?", b"h:1", [(b"b", b"1"), (b"A", b"2"), (b"b", b"\xff")])
+    assert head == b"POST /a? HTTP/1.1\r\nHost: h:1\r\nb: 1\r\nA: 2\r\nb: \xff\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "method", "kind"),
+    [
+        (head_of((b"content-length", b"5")), b"GET", CountedBody),
+        (head_of((b"Transfer-Encoding", b"Chunked")), b"GET", ChunkedBody),
+        (head_of(), b"GET", EndlessBody),
+        (head_of(minor=0), b"GET", EndlessBody),
+    ],
+)
+def test_the_head_tells_the_framing(head: AnswerHead, method: bytes, kind: type) -> None:
+    body = answer_body(head, method)
+    assert type(body) is kind
+    assert not body.is_done
+
+
+@pytest.mark.parametrize("headers", [(), ((b"Content-Length", b"5"),), ((b"Transfer-Encoding", b"chunked"),)])
+@pytest.mark.parametrize(("status", "method"), [(204, b"GET"), (304, b"GET"), (200, b"HEAD")])
+def test_some_answers_have_no_body_whatever_they_say(
+    headers: tuple[tuple[bytes, bytes], ...], status: int, method: bytes
+) -> None:
+    assert answer_body(head_of(*headers, status=status), method).is_done
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"Content-Length", b"5"), (b"Transfer-Encoding", b"chunked")],
+        [(b"Content-Length", b"5"), (b"content-length", b"5")],
+        [(b"Content-Length", b"+5")],
+        [(b"Content-Length", b"5, 5")],
+        [(b"Content-Length", b"")],
+        [(b"Content-Length", b"0x5")],
+        [(b"Content-Length", b"\xd9\xa5")],
+        [(b"Content-Length", b"9" * 20)],
+        [(b"Transfer-Encoding", b"gzip")],
+        [(b"Transfer-Encoding", b"gzip, chunked")],
+        [(b"Transfer-Encoding", b"chunked"), (b"Transfer-Encoding", b"chunked")],
+    ],
+)
+def test_a_framing_that_is_a_matter_of_opinion_is_malformed(headers: list[tuple[bytes, bytes]]) -> None:
+    for status, method in ((200, b"GET"), (304, b"GET"), (200, b"HEAD")):
+        with pytest.raises(MalformedError):
+            answer_body(head_of(*headers, status=status), method)
+
+
+def test_chunks_of_an_old_version_are_malformed() -> None:
+    with pytest.raises(MalformedError):
+        answer_body(head_of((b"Transfer-Encoding", b"chunked"), minor=0), b"GET")
+
+
+def test_a_counted_body_ends_where_it_says() -> None:
+    body = CountedBody(5)
+    assert (body.feed(b"hel"), body.is_done, body.end_of_connection()) == (b"hel", False, False)
+    assert (body.feed(b"lo!"), body.is_done, body.rest) == (b"lo", True, b"!")
+
+
+def test_an_endless_body_ends_with_its_connection() -> None:
+    body = EndlessBody()
+    assert (body.feed(b"a"), body.is_done, body.end_of_connection()) == (b"a", False, True)
+
+
+CHUNKS = b"5;name=value\r\nhello\r\n00a \r\n, world!!!\r\n0\r\nX-Sum: 1\r\nContent-Length: 3\r\n\r\nrest"
+
+
+def test_chunks_are_the_same_however_they_come() -> None:
+    whole = ChunkedBody()
+    assert whole.feed(CHUNKS) == b"hello, world!!!"
+    single = ChunkedBody()
+    assert fed(single, CHUNKS[:-4]) == b"hello, world!!!"
+    assert whole.is_done
+    assert single.is_done
+    assert whole.rest == b"rest"
+    assert whole.trailers == single.trailers == [(b"X-Sum", b"1")]
+
+
+def test_one_chunk_in_one_piece_is_not_copied() -> None:
+    data = b"x" * 100
+    body = CountedBody(200)
+    assert body.feed(data) is data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n",
+        b"-1\r\n",
+        b"+1\r\n",
+        b"0x1\r\n",
+        b"1_0\r\n",
+        b" 1\r\n",
+        b"1 2\r\n",
+        b"g\r\n",
+        b"11111111111111111\r\n",
+        b"1;\x00\r\n",
+        b"1\rx\r\n",
+        b"1\nx\r\n",
+        b"1\r\nxy\r\n",
+        b"1\r\nx\n0\r\n\r\n",
+        b"1\r\nx\rx",
+        b"1;" + b"x" * 5000,
+        b"0\r\nno field\r\n\r\n",
+        b"0\r\n" + b"A: b\r\n" * 300 + b"\r\n",
+        b"0\r\nA: " + b"b" * 70_000,
+    ],
+)
+def test_odd_chunks_are_malformed_however_they_come(data: bytes) -> None:
+    with pytest.raises(MalformedError):
+        ChunkedBody().feed(data)
+    with pytest.raises(MalformedError):
+        fed(ChunkedBody(), data)
+
+
+def test_chunks_that_break_off_are_not_complete() -> None:
+    for end in range(len(CHUNKS) - 5):
+        body = ChunkedBody()
+        body.feed(CHUNKS[:end])
+        assert not body.end_of_connection(), CHUNKS[:end]
