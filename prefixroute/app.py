@@ -21,13 +21,14 @@ from prefixroute.exact_tokens.service import ExactTokens, State
 from prefixroute.exact_tokens.setup import make_exact_tokens, make_verifier
 from prefixroute.exact_tokens.verify import Verifier
 from prefixroute.http.admin import Admin
+from prefixroute.http.body import BodyLimits
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.exchange import Exchanges
 from prefixroute.http.holding import Holding
 from prefixroute.http.proxy import Proxy
 from prefixroute.http.retry import RetryBudget
 from prefixroute.http.routes import plain_path, route_of
-from prefixroute.http.server import FrontServer, address, has_fast_parser, listen
+from prefixroute.http.server import ClientLimits, FrontServer, address, has_fast_parser, listen
 from prefixroute.http.stored import StoredResponses
 from prefixroute.http.tokenize import post
 from prefixroute.http.upstream import ConnectionLimits, Upstream
@@ -94,6 +95,8 @@ class App:
                 connect_timeout_s=settings.upstream.connect_timeout_s,
                 keepalive_s=settings.upstream.keepalive_s,
                 max_header_bytes=settings.limits.max_header_bytes,
+                max_requests=settings.upstream.max_requests,
+                n_warm=settings.upstream.warm_connections,
             ),
             api_keys=keys,
         )
@@ -135,7 +138,7 @@ class App:
                 tell_decision=settings.response_headers,
                 exact_tokens=self._tokens,
             ),
-            max_body_bytes=settings.limits.max_body_bytes,
+            body_limits=_body_limits(settings),
             engine_control_open=settings.engine_control == "allow",
             session_header=settings.routing.session.header,
             on_record=self._on_record,
@@ -231,14 +234,14 @@ class App:
                 self.recorder = self._start_recorder(settings.recording)
                 # After the last request; not on the loop, because it may wait for the disk.
                 stack.push_async_callback(asyncio.to_thread, self.recorder.close)
-            front = FrontServer(self.proxy.handle, max_header_bytes=settings.limits.max_header_bytes)
+            front = FrontServer(self.proxy.handle, _client_limits(settings))
             server, self.port = await listen(front, settings.listen.host, settings.listen.port)
             transports: list[asyncio.Transport] = []
             stack.callback(_abort, transports)
             stack.push_async_callback(front.shutdown, _GRACE_S)
             stack.callback(server.close)
             if settings.admin is not None:
-                admin = FrontServer(self._make_admin().handle, max_header_bytes=settings.limits.max_header_bytes)
+                admin = FrontServer(self._make_admin().handle, _client_limits(settings))
                 admin_server, self.admin_port = await listen(admin, settings.admin.host, settings.admin.port)
                 stack.push_async_callback(admin.shutdown, _GRACE_S)
                 stack.callback(admin_server.close)
@@ -286,7 +289,7 @@ class App:
             decisions=self._decisions,
             on_change=self._waiting.wake,
             session_header=self.settings.routing.session.header,
-            max_body_bytes=self.settings.limits.max_body_bytes,
+            body_limits=_body_limits(self.settings),
             clock=self._clock,
             exact_tokens=self._tokens,
         )
@@ -303,6 +306,16 @@ async def running(
     app = App(settings, os.environ if environ is None else environ, clock)
     async with app._serving():
         yield app
+
+
+def _client_limits(settings: Settings) -> ClientLimits:
+    limits = settings.limits
+    return ClientLimits(limits.max_header_bytes, limits.client_head_timeout_s, limits.client_idle_timeout_s)
+
+
+def _body_limits(settings: Settings) -> BodyLimits:
+    limits = settings.limits
+    return BodyLimits(limits.max_body_bytes, limits.client_body_timeout_s, limits.client_body_bytes_per_s)
 
 
 def _token_facts(tokens: ExactTokens, verifier: Verifier) -> TokenFacts:

@@ -248,6 +248,12 @@ class UpstreamSettings(Table):
     keepalive_s: Seconds = Field(
         4.0, description="How long an unused connection is kept; below the instance's own limit."
     )
+    max_requests: int | None = Field(
+        None, ge=1, le=10**9, description="Requests on one connection; null: as many as the instance takes."
+    )
+    warm_connections: int = Field(
+        0, ge=0, le=10_000, description="Unused connections kept ready for each instance that has traffic."
+    )
 
 
 class RetrySettings(Table):
@@ -272,6 +278,16 @@ class LimitsSettings(Table):
     )
     max_header_bytes: int = Field(
         64 * 2**10, ge=1024, le=2**20, description="Longest header field, and longest request line."
+    )
+    client_head_timeout_s: Seconds = Field(30.0, description="How long a request's head may take to arrive.")
+    client_body_timeout_s: Seconds = Field(
+        30.0, description="How long its body may be waited for, besides the time that the least rate gives it."
+    )
+    client_body_bytes_per_s: int = Field(
+        1024, ge=1, le=2**30, description="Least rate of a body: each second of waiting is paid with so many bytes."
+    )
+    client_idle_timeout_s: Seconds = Field(
+        90.0, description="How long a client's connection is kept between requests; above that of balancers before us."
     )
     index_bytes: int = Field(256 * 2**20, ge=2**20, le=2**40, description="Memory of the prefix index.")
     exact_index_bytes: int = Field(

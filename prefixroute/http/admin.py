@@ -21,7 +21,7 @@ from prefixroute.core.tokens import ExactTokens
 from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError
 from prefixroute.http.admin_views import explanation_view, instance_view, ladder_view, record_view, states_view
 from prefixroute.http.ask import read_token_ids
-from prefixroute.http.body import check_framing, check_length, expect_continue, read_whole
+from prefixroute.http.body import BodyLimits, check_framing, check_length, expect_continue, read_whole
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import RawHeaders, first, is_encoded, prefix_aware_id, short_text
 from prefixroute.http.response import RawResponse
@@ -83,18 +83,14 @@ class MethodError(RequestError):
         self.allowed = allowed
 
 
-class SlowBodyError(RequestError):
-    """The body did not arrive in time."""
-
-    status = 408
-    code = "request_timeout"
+_BODY_LIMITS = BodyLimits(64 * 1024 * 1024)
 
 
 class Admin:
     """Serves requests of the admin port.
 
     `classify`: data-plane path → the grammar of its bodies. `on_change`: called when an instance may have become
-    able to serve. `max_body_bytes` and `body_timeout_s` bound the body of an explanation.
+    able to serve. `body_limits`: of the body of an explanation.
     """
 
     def __init__(
@@ -109,8 +105,7 @@ class Admin:
         decisions: Decisions,
         on_change: Callable[[], None] = lambda: None,
         session_header: str = "x-session-id",
-        max_body_bytes: int = 64 * 1024 * 1024,
-        body_timeout_s: float = 30.0,
+        body_limits: BodyLimits = _BODY_LIMITS,
         clock: Callable[[], float] = time.monotonic,
         exact_tokens: ExactTokens | None = None,
     ) -> None:
@@ -124,8 +119,7 @@ class Admin:
         self._decisions = decisions
         self._on_change = on_change
         self._session_header = session_header.lower().encode("ascii")
-        self._max_body_bytes = max_body_bytes
-        self._body_timeout_s = body_timeout_s
+        self._body_limits = body_limits
         self._clock = clock
         self._get: dict[str, _Endpoint] = {
             "/": self._index,
@@ -230,13 +224,9 @@ class Admin:
 
     async def _explain(self, request: web.BaseRequest) -> Reply:
         raw = request.raw_headers
-        check_length(request, self._max_body_bytes)
+        check_length(request, self._body_limits.max_bytes)
         expect_continue(request)
-        try:
-            async with asyncio.timeout(self._body_timeout_s):
-                body = await read_whole(request, self._max_body_bytes)
-        except TimeoutError:
-            raise SlowBodyError("the body did not arrive in time") from None
+        body = await read_whole(request.content, self._body_limits)
         path = parse_qs(request.raw_path.partition("?")[2]).get("path")
         api = _guess(body) if path is None else self._classify(path[0])
         prompt = read_prompt(

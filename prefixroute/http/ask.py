@@ -11,7 +11,7 @@ from prefixroute.core.content import n_key_tokens
 from prefixroute.core.prompt import Api, Prompt, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.core.tokens import ExactTokens
-from prefixroute.http.body import check_length, expect_continue, read_whole, stream
+from prefixroute.http.body import BodyLimits, check_length, expect_continue, read_whole, stream
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import (
     RawHeaders,
@@ -78,7 +78,7 @@ async def read_ask(
     target: str,
     *,
     stored: StoredResponses,
-    max_body_bytes: int,
+    limits: BodyLimits,
     session_header: bytes,
     exact_tokens: ExactTokens | None = None,
 ) -> Ask:
@@ -88,16 +88,16 @@ async def read_ask(
     """
     raw = request.raw_headers
     understood = route.api is not Api.OTHER and request.method == "POST"
-    declared = check_length(request, max_body_bytes)
+    declared = check_length(request, limits.max_bytes)
     content: bytes | Callable[[], AsyncIterator[bytes]] | None = None
     if request.body_exists:
         expect_continue(request)
         if understood and not _is_multipart(raw):
-            content = await read_whole(request, max_body_bytes)
+            content = await read_whole(request.content, limits)
             declared = None
             record.body_bytes = len(content)
         else:
-            content = partial(stream, request.content, max_body_bytes)
+            content = partial(stream, request.content, limits)
             record.body_bytes = declared or 0
     whole = content if isinstance(content, bytes) else b""
     prompt = read_prompt(

@@ -1,6 +1,8 @@
 """The request's body: read whole for routing, or handed on as it comes."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from aiohttp import HttpVersion10, HttpVersion11, StreamReader, web
 
@@ -20,6 +22,13 @@ class MalformedBodyError(FramingError):
     """The body's chunks are not valid HTTP."""
 
     code = "malformed_request"
+
+
+class SlowBodyError(FramingError):
+    """The client took too long over the body. What it may still send is nobody's any more."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class ExpectationError(RequestError):
@@ -65,6 +74,18 @@ def expect_continue(request: web.BaseRequest) -> None:
         transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """How long a body may be, and how long it may be waited for: `timeout_s`, and a second for `bytes_per_s` of it.
+
+    Only waiting counts: a body that the instance is slow to take is nobody's fault here.
+    """
+
+    max_bytes: int
+    timeout_s: float = 30.0
+    bytes_per_s: float = 1024.0
+
+
 def check_length(request: web.BaseRequest, max_bytes: int) -> int | None:
     """The declared length, as `length`. Raises BodyTooLargeError when it passes `max_bytes`."""
     declared = length(request)
@@ -73,30 +94,61 @@ def check_length(request: web.BaseRequest, max_bytes: int) -> int | None:
     return declared
 
 
-async def read_whole(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """The whole body. Raises BodyTooLargeError as soon as it is known to pass `max_bytes`."""
-    content = request.content
+async def read_whole(content: StreamReader, limits: BodyLimits) -> bytes:
+    """The whole body. Raises BodyTooLargeError as soon as it is known to be too long, and SlowBodyError."""
+    incoming = _Incoming(content, limits)
     # Most bodies are here in one piece.
-    body = await content.readany()
-    if len(body) <= max_bytes and content.at_eof():
+    body = await incoming.piece()
+    if content.at_eof():
         return body
     whole = bytearray(body)
-    while len(whole) <= max_bytes:
-        piece = await content.readany()
-        if not piece:
-            return bytes(whole)
+    while piece := await incoming.piece():
         whole += piece
-    raise _too_large(max_bytes)
+    return bytes(whole)
 
 
-async def stream(content: StreamReader, max_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it comes, for an upstream that takes it as fast as it can. Raises BodyTooLargeError in its course."""
-    n_bytes = 0
-    while piece := await content.readany():
-        n_bytes += len(piece)
-        if n_bytes > max_bytes:
-            raise _too_large(max_bytes)
+async def stream(content: StreamReader, limits: BodyLimits) -> AsyncIterator[bytes]:
+    """The body as it comes, for an upstream that takes it as fast as it can.
+
+    Raises BodyTooLargeError and SlowBodyError in its course.
+    """
+    incoming = _Incoming(content, limits)
+    while piece := await incoming.piece():
         yield piece
+
+
+class _Incoming:
+    """A body under way."""
+
+    __slots__ = ("_content", "_limits", "_loop", "_n_bytes", "_waited_s")
+
+    def __init__(self, content: StreamReader, limits: BodyLimits) -> None:
+        self._content = content
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._n_bytes = 0
+        self._waited_s = 0.0
+
+    async def piece(self) -> bytes:
+        """What has come, as soon as there is something; empty at the end."""
+        content, limits = self._content, self._limits
+        if content.total_bytes > self._n_bytes or content.is_eof():
+            piece = await content.readany()  # at once
+        else:
+            began_s = self._loop.time()
+            left_s = limits.timeout_s + self._n_bytes / limits.bytes_per_s - self._waited_s
+            try:
+                async with asyncio.timeout(left_s):
+                    piece = await content.readany()
+            except TimeoutError:
+                raise SlowBodyError(
+                    "the body came too slowly (limits.client_body_timeout_s, limits.client_body_bytes_per_s)"
+                ) from None
+            self._waited_s += self._loop.time() - began_s
+        self._n_bytes += len(piece)
+        if self._n_bytes > limits.max_bytes:
+            raise _too_large(limits.max_bytes)
+        return piece
 
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:

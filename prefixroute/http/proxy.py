@@ -23,7 +23,7 @@ from prefixroute.errors import (
     UpstreamUnreachableError,
 )
 from prefixroute.http.ask import Ask, Exchanges, read_ask
-from prefixroute.http.body import FramingError, check_framing
+from prefixroute.http.body import BodyLimits, FramingError, check_framing
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.exchange import Exchange
 from prefixroute.http.headers import RawHeaders, asking, identified, request_id
@@ -49,7 +49,7 @@ class Proxy:
         self,
         shared: Exchanges,
         *,
-        max_body_bytes: int,
+        body_limits: BodyLimits,
         engine_control_open: bool,
         session_header: str,
         on_record: Callable[[RequestRecord], None],
@@ -57,7 +57,7 @@ class Proxy:
         lane: str = "aiohttp",
     ) -> None:
         self._shared = shared
-        self._max_body_bytes = max_body_bytes
+        self._body_limits = body_limits
         self._engine_control_open = engine_control_open
         self._session_header = session_header.lower().encode("ascii")
         self._on_record = on_record
@@ -145,7 +145,7 @@ class Proxy:
             route,
             target,
             stored=self._shared.stored,
-            max_body_bytes=self._max_body_bytes,
+            limits=self._body_limits,
             session_header=self._session_header,
             exact_tokens=self._shared.exact_tokens,
         )

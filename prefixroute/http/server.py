@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp.http_parser
@@ -34,8 +35,22 @@ _LINGER_S = 2.0
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What a client may take before it has asked anything. `max_header_bytes`: of the request line and of each header;
+    `head_timeout_s`: for a head to arrive; `idle_timeout_s`: between two requests."""
+
+    max_header_bytes: int = 65_536
+    head_timeout_s: float = 30.0
+    idle_timeout_s: float = 90.0
+
+
 class _HeadTooLargeError(Exception):
     """All headers together are too large."""
+
+
+class _HeadTooSlowError(Exception):
+    """The head did not arrive in time."""
 
 
 class _Refusal(RawResponse):
@@ -54,20 +69,35 @@ class _Refusal(RawResponse):
 
 
 class _Connection(RequestHandler):
-    """One client connection. Five things are different from aiohttp's.
+    """One client connection. Six things are different from aiohttp's.
 
     - A client that leaves is gone at once, whatever it has not read.
     - An error in a body's chunks is told to who reads that body; aiohttp leaves the reader waiting.
     - Heads are bounded as a whole.
+    - A head has to arrive in time.
     - A connection that is to end takes the rest of a body that is under way.
     - Where an answer comes from is held back at once when the client is slow, without anybody waiting for it.
     """
 
-    __slots__ = ("_body", "_head_bytes", "_is_garbled", "_max_head_bytes", "_source", "is_ending")
+    __slots__ = (
+        "_body",
+        "_head_began_s",
+        "_head_bytes",
+        "_head_timeout_s",
+        "_head_timer",
+        "_is_garbled",
+        "_max_head_bytes",
+        "_source",
+        "is_ending",
+    )
 
-    def __init__(self, *args: Any, max_head_bytes: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: ClientLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._max_head_bytes = max_head_bytes
+        self._max_head_bytes = limits.max_header_bytes * MAX_FULL_HEADERS
+        self._head_timeout_s = limits.head_timeout_s
+        self._head_began_s: float | None = None
+        """Since when a head is under way; a connection begins with one."""
+        self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._body: StreamReader | None = None
         self._is_garbled = False
@@ -102,6 +132,42 @@ class _Connection(RequestHandler):
         if self._source is not None:
             self._source.resume()
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _expect_head(self) -> None:
+        self._head_began_s = self._loop.time()
+        if self._head_timer is None:
+            self._head_timer = self._loop.call_later(self._head_timeout_s, self._check_head)
+
+    def _check_head(self) -> None:
+        # Heads that are in time leave the timer as it is: it looks again when it fires.
+        self._head_timer = None
+        began_s = self._head_began_s
+        if began_s is None or self._is_garbled:
+            return
+        left_s = began_s + self._head_timeout_s - self._loop.time()
+        if left_s > 0:
+            self._head_timer = self._loop.call_later(left_s, self._check_head)
+        elif not self._head_bytes:
+            self.force_close()  # it has asked nothing, so there is nothing to answer
+        else:
+            self._refuse(_ErrInfo(408, _HeadTooSlowError(), ""))
+
+    def _refuse(self, fault: _ErrInfo) -> None:
+        """What comes is not read any more; the fault is answered."""
+        self._is_garbled = True
+        self._messages.append((fault, EMPTY_PAYLOAD))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     def take_in(self, body: StreamReader) -> None:
         """A request is about to be handled."""
         self._body = body
@@ -112,16 +178,17 @@ class _Connection(RequestHandler):
         super().data_received(data)
         if self._messages:
             self._head_bytes = 0
+            self._head_began_s = None
             if isinstance(self._messages[-1][0], _ErrInfo):
                 self._is_garbled = True
                 self._tell_reader()
         elif self._waiter is not None:
             # Idle: these are bytes of a head.
+            if self._head_began_s is None:
+                self._expect_head()
             self._head_bytes += len(data)
             if self._head_bytes > self._max_head_bytes:
-                self._is_garbled = True
-                self._messages.append((_ErrInfo(400, _HeadTooLargeError(), ""), EMPTY_PAYLOAD))
-                self._waiter.set_result(None)
+                self._refuse(_ErrInfo(400, _HeadTooLargeError(), ""))
 
     def _tell_reader(self) -> None:
         body = self._messages[-2][1] if len(self._messages) > 1 else self._body
@@ -157,17 +224,19 @@ class _Connection(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answers what could not be parsed. The handler answers everything else itself."""
-        if not isinstance(exc, HttpProcessingError | _HeadTooLargeError):
+        if not isinstance(exc, HttpProcessingError | _HeadTooLargeError | _HeadTooSlowError):
             self.log_exception(exc_info=exc)
             broken = RawResponse(request)
             broken.abort()
             return broken
         if isinstance(exc, LineTooLong | _HeadTooLargeError) or "Too many headers" in str(exc):
             status, code, text = 431, "headers_too_large", "the request line or the headers are too long"
+        elif isinstance(exc, _HeadTooSlowError):
+            status, code, text = 408, "request_timeout", "the head came too slowly (limits.client_head_timeout_s)"
         else:
             status, code, text = 400, "malformed_request", "the request is not valid HTTP"
         name = new_request_id()
-        _log.info("request %s: refused, it is not valid HTTP (%s)", name, type(exc).__name__)
+        _log.info("request %s: refused before it was one (%s)", name, type(exc).__name__)
         response = _Refusal(request)
         headers = [*error_headers(None), (b"x-request-id", name.encode("ascii"))]
         response.whole_now(status, headers, error_body(Dialect.OPENAI, status, code, text))
@@ -175,9 +244,9 @@ class _Connection(RequestHandler):
 
 
 class FrontServer(web.Server):
-    """Accepts connections on sockets it is given. `max_header_bytes` bounds the request line and each header."""
+    """Accepts connections on sockets it is given."""
 
-    def __init__(self, handler: Handler, *, max_header_bytes: int) -> None:
+    def __init__(self, handler: Handler, limits: ClientLimits) -> None:
         super().__init__(
             handler,
             request_factory=self._request,
@@ -185,15 +254,16 @@ class FrontServer(web.Server):
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
-            max_line_size=max_header_bytes,
-            max_field_size=max_header_bytes,
+            max_line_size=limits.max_header_bytes,
+            max_field_size=limits.max_header_bytes,
             max_headers=MAX_HEADERS,
+            keepalive_timeout=limits.idle_timeout_s,
         )
-        self._max_head_bytes = MAX_FULL_HEADERS * max_header_bytes
+        self._limits = limits
 
     def __call__(self) -> RequestHandler:
         loop = asyncio.get_running_loop()
-        return _Connection(self, loop=loop, max_head_bytes=self._max_head_bytes, **self._kwargs)
+        return _Connection(self, loop=loop, limits=self._limits, **self._kwargs)
 
     def pre_shutdown(self) -> None:
         """No new requests on the connections there are."""

@@ -23,8 +23,9 @@ from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason, 
 from prefixroute.core.prompt import Api, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.http.admin import Admin as AdminHandler
+from prefixroute.http.body import BodyLimits
 from prefixroute.http.decisions import Decisions
-from prefixroute.http.server import FrontServer, listen
+from prefixroute.http.server import ClientLimits, FrontServer, listen
 from prefixroute.http.stored import StoredResponses
 from prefixroute.metrics import Metrics
 from prefixroute.record import AttemptOutcome, Decided, Outcome, RequestRecord
@@ -75,8 +76,7 @@ class Admin:
             stored=self.stored,
             decisions=self.decisions,
             on_change=self._on_change,
-            max_body_bytes=MAX_BODY_BYTES,
-            body_timeout_s=body_timeout_s,
+            body_limits=BodyLimits(MAX_BODY_BYTES, body_timeout_s),
             clock=lambda: self.now_s,
         )
         self.port = 0
@@ -104,7 +104,7 @@ class Admin:
 
 
 async def running(admin: Admin) -> AsyncIterator[Admin]:
-    front = FrontServer(admin.handler.handle, max_header_bytes=65_536)
+    front = FrontServer(admin.handler.handle, ClientLimits())
     server, admin.port = await listen(front, "127.0.0.1", 0)
     async with aiohttp.ClientSession() as session:
         admin.session = session

@@ -1,0 +1,121 @@
+"""Clients that take their time over a request: bounded, and answered where there is something to answer.
+
+The limits are short here, so that they run out; what a test needs in time has a limit far beyond any test.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from prefixroute.app import App
+from prefixroute.testing import Call, FakeUpstream, RawClient
+from prefixroute.testing.client import head
+
+Serve = Callable[..., AbstractAsyncContextManager[App]]
+Finished = Callable[[], list[dict[str, Any]]]
+
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+CHAT = "/v1/chat/completions"
+HEAD_LIMIT = {"limits": {"client_head_timeout_s": 0.2}}
+BODY_LIMIT = {"limits": {"client_body_timeout_s": 0.2, "client_body_bytes_per_s": 1_000_000}}
+
+
+async def test_a_connection_that_asks_nothing_is_closed(serve: Serve) -> None:
+    async with FakeUpstream() as upstream, serve(upstream, **HEAD_LIMIT) as app, RawClient(app.url) as client:
+        assert await client.wait_closed() == b""
+
+
+@pytest.mark.parametrize("n_before", [0, 1])
+async def test_a_head_that_does_not_end_is_refused(serve: Serve, n_before: int) -> None:
+    async with FakeUpstream() as upstream, serve(upstream, **HEAD_LIMIT) as app, RawClient(app.url) as client:
+        for _ in range(n_before):
+            assert (await client.request(body=BODY)).status == 200
+
+        async def trickle() -> None:
+            for byte in b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Secret: " + b"x" * 10_000:
+                await client.send(bytes([byte]))
+                await asyncio.sleep(0.01)
+
+        writing = asyncio.create_task(trickle())
+        answer = await client.answer()
+        writing.cancel()
+        assert (answer.status, answer.header("connection")) == (408, "close")
+        assert json.loads(answer.body)["error"]["code"] == "request_timeout"
+        assert b"Secret" not in answer.raw
+        assert len(upstream.calls) == n_before
+
+
+async def test_a_connection_between_requests_is_no_head(serve: Serve) -> None:
+    async with FakeUpstream() as upstream, serve(upstream, **HEAD_LIMIT) as app, RawClient(app.url) as client:
+        for _ in range(2):
+            assert (await client.request(body=BODY)).status == 200
+            await asyncio.sleep(0.5)
+
+
+async def test_a_connection_that_is_idle_for_too_long_is_closed(serve: Serve) -> None:
+    limits = {"limits": {"client_idle_timeout_s": 0.2}}
+    async with FakeUpstream() as upstream, serve(upstream, **limits) as app, RawClient(app.url) as client:
+        assert (await client.request(body=BODY)).status == 200
+        assert await client.wait_closed() == b""
+
+
+async def test_a_slow_answer_is_no_slow_request(serve: Serve) -> None:
+    async def slow(call: Call) -> None:
+        await asyncio.sleep(0.5)
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no")
+        await asyncio.sleep(0.5)
+        await call.send(b"k")
+
+    limits = {"limits": {**HEAD_LIMIT["limits"], **BODY_LIMIT["limits"], "client_idle_timeout_s": 0.2}}
+    async with FakeUpstream(slow) as upstream, serve(upstream, **limits) as app, RawClient(app.url) as client:
+        assert (await client.request(body=BODY)).body == b"ok"
+
+
+@pytest.mark.parametrize("target", [CHAT, "/v1/messages", "/v1/audio/transcriptions", "/unknown"])
+async def test_a_body_that_does_not_come_is_refused_in_the_dialect(
+    serve: Serve, finished: Finished, target: str
+) -> None:
+    """Read whole for routing, or streamed up."""
+    async with FakeUpstream() as upstream, serve(upstream, **BODY_LIMIT) as app, RawClient(app.url) as client:
+        await client.send(head("POST", target, BODY, None) + BODY[:10])
+        answer = await client.answer()
+        assert (answer.status, answer.header("connection")) == (408, "close")
+        document = json.loads(answer.body)
+        assert ("type" in document) == (target == "/v1/messages")
+        await client.wait_closed()
+        assert upstream.calls == []
+        await app.proxy.wait_idle()
+        assert finished()[-1]["error"] == "request_timeout"
+
+
+async def test_each_byte_buys_time(serve: Serve) -> None:
+    """Twice the limit in all, at a rate that is above the least."""
+    limits = {"limits": {"client_body_timeout_s": 0.3, "client_body_bytes_per_s": 20}}
+    async with FakeUpstream() as upstream, serve(upstream, **limits) as app, RawClient(app.url) as client:
+        await client.send(head("POST", CHAT, BODY, None))
+        for at in range(0, len(BODY), 10):
+            await client.send(BODY[at : at + 10])
+            await asyncio.sleep(0.1)
+        assert (await client.answer()).status == 200
+        assert upstream.bodies == [BODY]
+
+
+async def test_an_instance_that_is_slow_to_take_a_body_is_not_the_clients_fault(serve: Serve) -> None:
+    body = b"x" * 20_000_000
+
+    async def slow(call: Call) -> None:
+        await asyncio.sleep(1.0)
+        await call.read_body()
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async with (
+        FakeUpstream(slow, by_hand=True) as upstream,
+        serve(upstream, **BODY_LIMIT) as app,
+        RawClient(app.url) as client,
+    ):
+        assert (await client.request("POST", "/unknown", body)).status == 200
+        assert upstream.calls[0].body == body
