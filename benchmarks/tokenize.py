@@ -9,6 +9,7 @@ runs on it but a task that wakes as often as it can; a gap that is there without
 
 import argparse
 import asyncio
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -18,9 +19,12 @@ from typing import Any
 import orjson
 import uvloop
 
+from prefixroute.config.settings import TokenizerSettings
 from prefixroute.core.prompt import Api, read_prompt
+from prefixroute.errors import ConfigError
 from prefixroute.exact_tokens.options import Options
 from prefixroute.exact_tokens.service import ExactTokens
+from prefixroute.exact_tokens.setup import check_files
 
 SIZES = (2_000, 8_000, 100_000)
 CHARS_PER_MESSAGE = 3_600
@@ -135,4 +139,9 @@ if __name__ == "__main__":
     parser.add_argument("--library", choices=("auto", "tokenizers"), default="auto")
     parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
+    try:
+        # A router goes on without files that it cannot use and tries again; here nothing is left to be measured.
+        check_files(TokenizerSettings(kind="huggingface", path=arguments.model_dir))
+    except ConfigError as error:
+        sys.exit(f"benchmarks.tokenize: {str(error).removeprefix('tokenizer.path: ')}")
     uvloop.run(main(arguments.model_dir, arguments.library, arguments.rounds))

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -97,34 +97,40 @@ def serve(
         typer.Option(metavar="FILE", help="Record requests there, as hashes and lengths.", show_default=False),
     ] = None,
 ) -> None:
-    """Route requests to model servers, until stopped by SIGTERM or Ctrl-C."""
+    """Route requests to model servers, until stopped by SIGTERM or Ctrl-C. SIGHUP reads the configuration again."""
+    exit_on_signals()
     from prefixroute.app import running
     from prefixroute.config import Settings, require_instances
     from prefixroute.logs import configure_logs, log_loop_exception
+    from prefixroute.reload import ConfigSource
+    from prefixroute.systemd import Notifier
 
-    settings = _settings(
-        config,
-        urls,
-        {
-            ("listen", "host"): host,
-            ("listen", "port"): port,
-            ("admin", "host"): admin_host,
-            ("admin", "port"): admin_port,
-            ("routing", "strategy"): strategy,
-            ("log", "format"): log_format,
-            ("log", "level"): log_level,
-            ("recording", "path"): record,
-        },
-    )
-    require_instances(settings)
+    options = {
+        ("listen", "host"): host,
+        ("listen", "port"): port,
+        ("admin", "host"): admin_host,
+        ("admin", "port"): admin_port,
+        ("routing", "strategy"): strategy,
+        ("log", "format"): log_format,
+        ("log", "level"): log_level,
+        ("recording", "path"): record,
+    }
 
+    def read() -> Settings:
+        settings: Settings = _settings(config, urls, options)
+        require_instances(settings)
+        return settings
+
+    source = ConfigSource(config, read)
+    settings = source.load()
     machines_read = settings.log.format == "json"
     log = logging.getLogger(__name__)
 
     async def serving(settings: Settings) -> None:
         asyncio.get_running_loop().set_exception_handler(log_loop_exception)
         stop = stop_on_signals()
-        async with running(settings) as router:
+        reload_on_signal(source.ask)
+        async with running(settings, source=source, notifier=Notifier.of(os.environ)) as router:
             if machines_read:
                 # Whatever the level: a port that was free to choose is told nowhere else.
                 log.handle(
@@ -170,8 +176,23 @@ def _settings(config: Path | None, urls: list[str] | None, options: dict[tuple[s
     return load_settings(config, overrides=overrides)
 
 
+def exit_on_signals() -> None:
+    """Until `stop_on_signals`, the first process of a container ends by SIGTERM and SIGINT as any other would.
+
+    The kernel sends it no signal that it has not asked for.
+    """
+    if os.getpid() == 1:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: os._exit(128 + number))
+
+
+def reload_on_signal(reload: Callable[[], None]) -> None:
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set. The second signal ends the process at once."""
+    """An event that SIGTERM and SIGINT set. The second signal ends the process at once, with 128 and its number."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -220,8 +241,13 @@ def explain(
 
     from prefixroute.explain import ask, ask_ladder, show, show_ladder
 
-    if ladder == (body is not None):
-        raise ConfigError("explain takes a BODY or --ladder, and not both")
+    if body is None and not ladder:
+        raise ConfigError(
+            "explain needs a request body: a file, or - for standard input "
+            "(or --ladder, which takes none and says why so little is cached)"
+        )
+    if body is not None and ladder:
+        raise ConfigError("explain takes a request body or --ladder, not both")
     if body is None:
         answer = ask_ladder(admin)
     else:

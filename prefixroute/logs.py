@@ -15,12 +15,12 @@ import logging
 import os
 import re
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TextIO
 
+from prefixroute.backlog import Backlog
 from prefixroute.errors import PrefixRouteError
 from prefixroute.record import RequestRecord
 
@@ -54,11 +54,17 @@ def configure_logs(log_format: Literal["text", "json"], level: str, stream: Text
     handler = LineHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root.addHandler(handler)
+    set_level(level)
+    return handler
+
+
+def set_level(level: str) -> None:
+    """From now on, the least severe level that is written."""
+    root = logging.getLogger()
     root.setLevel(level.upper())
     for library in ("aiohttp", "asyncio"):
         # Below warnings they tell of single connections and callbacks.
         logging.getLogger(library).setLevel(max(root.level, logging.WARNING))
-    return handler
 
 
 def access_log(record: RequestRecord, logger: logging.Logger, knows_model: Callable[[str], bool]) -> None:
@@ -71,6 +77,7 @@ def access_log(record: RequestRecord, logger: logging.Logger, knows_model: Calla
         "method": record.method if record.method in _METHODS else "other",
         "route": record.route,
         "lane": record.lane,
+        "key": record.key,
         "model": model if model is None or knows_model(model) else "other",
         "status": record.status,
         "outcome": record.outcome.value,
@@ -110,74 +117,40 @@ class LineHandler(logging.Handler):
         """Lines that the reader was too slow for."""
         self._stream = stream
         self._fd = _fd(stream)
-        self._max_backlog_chars = max_backlog_chars
-        # Lines, and events to be set when everything before them is written.
-        self._backlog: deque[str | threading.Event] = deque()
-        # Each is counted up by one side only, so neither needs a lock.
-        self._n_chars_in = 0
-        self._n_chars_out = 0
         self._n_told = 0
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._writer = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
-        self._writer.start()
+        self._backlog: Backlog[str] = Backlog(
+            "log-writer",
+            self._write_lines,
+            size_of=len,
+            max_size=max_backlog_chars,
+            gather_s=_GATHER_S,
+            patience_s=_FLUSH_S,
+            at_end=lambda: self._write_lines([]),
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
         except Exception:  # noqa: BLE001  arguments that do not fit the message: no reason to fail what was logged
             line = f"a record of {record.name} at {record.filename}:{record.lineno} could not be formatted\n"
-        if self._closing.is_set() or self._n_chars_in - self._n_chars_out + len(line) > self._max_backlog_chars:
+        if not self._backlog.put(line):
             self.n_dropped += 1
-            return
-        self._n_chars_in += len(line)
-        self._backlog.append(line)
-        if not self._wake.is_set():
-            self._wake.set()
 
     def flush(self) -> None:
         """Waits until what was logged so far is written, for a bounded time. Blocks: not for the event loop."""
-        if not self._closing.is_set():
-            written = threading.Event()
-            self._backlog.append(written)
-            self._wake.set()
-            written.wait(_FLUSH_S)
+        self._backlog.flush()
 
     def close(self) -> None:
         """Writes what is left, for a bounded time, and stops the thread. Later records are dropped."""
-        if not self._closing.is_set():
-            self._closing.set()
-            self._wake.set()
-            self._writer.join(_FLUSH_S)
+        self._backlog.close()
         super().close()
 
-    def _write_all(self) -> None:
-        while not self._closing.is_set():
-            self._wake.wait()
-            self._closing.wait(_GATHER_S)
-            self._wake.clear()
-            self._write_backlog()
-        self._write_backlog()
-
-    def _write_backlog(self) -> None:
-        lines: list[str] = []
-        written: list[threading.Event] = []
-        while self._backlog:
-            item = self._backlog.popleft()
-            if isinstance(item, str):
-                lines.append(item)
-            else:
-                written.append(item)
-        n_chars = sum(map(len, lines))
-        if self.n_dropped > self._n_told:
-            lines.append(self._dropped_line())
+    def _write_lines(self, lines: list[str]) -> None:
+        dropped = [self._dropped_line()] if self.n_dropped > self._n_told else []
         try:
-            self._write("".join(lines))
+            self._write("".join(lines + dropped))
         except (OSError, ValueError):
-            self.n_dropped += len(lines)  # nobody listens any more
-        self._n_chars_out += n_chars
-        for event in written:
-            event.set()
+            self.n_dropped += len(lines) + len(dropped)  # nobody listens any more
 
     def _write(self, text: str) -> None:
         if self._fd is None:
@@ -191,8 +164,7 @@ class LineHandler(logging.Handler):
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:  # whoever started us shares the pipe and does not block on it
-                self._closing.wait(_GATHER_S)
-                if self._closing.is_set():
+                if self._backlog.rest(_GATHER_S):
                     raise
 
     def _dropped_line(self) -> str:

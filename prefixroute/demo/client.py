@@ -34,7 +34,10 @@ class TargetError(PrefixRouteError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request. `error`: what kind of failure ended it, None for none; what it did not tell is None as well."""
+    """One request. `error`: what kind of failure ended it, None for none; what it did not tell is None as well.
+
+    `send_delay_s`: how much later than its time it was sent, as far as whoever sends it to a time says.
+    """
 
     duration_s: float
     ttft_s: float | None = None
@@ -44,6 +47,7 @@ class Sample:
     output_tokens: int | None = None
     instance: str | None = None
     error: str | None = None
+    send_delay_s: float = 0.0
 
 
 class MeasuringClient:

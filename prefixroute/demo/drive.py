@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from prefixroute.demo.client import MeasuringClient, Sample, sleep_until
@@ -27,14 +28,17 @@ async def drive(
 
     async def converse(place: int, conversation: Conversation) -> None:
         session = {"x-session-id": f"conversation-{place}"}
-        await sleep_until(began_s + conversation.arrival_s / speed)
+        due_s = began_s + conversation.arrival_s / speed
         messages: list[dict[str, Any]] = [{"role": "system", "content": conversation.system}]
         for number, turn in enumerate(conversation.turns):
-            await asyncio.sleep(turn.think_s / speed)
+            due_s += turn.think_s / speed
+            await sleep_until(due_s)
             messages.append({"role": "user", "content": turn.user})
             body = _body(model, messages, turn.answer_tokens)
+            send_delay_s = time.perf_counter() - due_s
             sample = await client.stream("/v1/chat/completions", body, session)
-            samples.append(sample)
+            due_s = time.perf_counter()
+            samples.append(replace(sample, send_delay_s=send_delay_s))
             if sample.error is not None:
                 on_turns(len(conversation.turns) - number)
                 return

@@ -15,6 +15,10 @@ from rich.table import Table
 from prefixroute.demo.client import Sample
 from prefixroute.errors import ConfigError
 
+# Of the median TTFT: one request in ten left later than that, and what it measured says more of the machine. An idle
+# machine at the demo's own speed has half of it.
+_TOLERATED_DELAY_RATIO = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class StrategyReport:
@@ -22,7 +26,7 @@ class StrategyReport:
 
     `recomputed_tokens`: prompt tokens that no cache served. `load_imbalance`: prompt tokens computed by the
     instance that computed most, over the mean of all instances; 1 is even. Failed requests count in `n_errors` and,
-    by kind, in `errors` only.
+    by kind, in `errors` only. `send_delay_p90_s`: nine of ten requests were sent at most so much later than their time.
     """
 
     cached_ratio: float | None
@@ -36,6 +40,14 @@ class StrategyReport:
     n_requests: int
     n_errors: int
     errors: Mapping[str, int]
+    send_delay_p90_s: float | None = None
+
+    @property
+    def lagged(self) -> bool:
+        """Whether requests were sent so late that times must be read with that in mind."""
+        if self.send_delay_p90_s is None or self.ttft_p50_s is None:
+            return False
+        return self.send_delay_p90_s > _TOLERATED_DELAY_RATIO * self.ttft_p50_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,7 @@ def summarise(samples: Sequence[Sample], *, n_instances: int, speed: float) -> S
         n_requests=len(samples),
         n_errors=len(samples) - len(sound),
         errors=count_errors(samples),
+        send_delay_p90_s=percentile(sorted(sample.send_delay_s * speed for sample in samples), 0.90),
     )
 
 
@@ -197,6 +210,12 @@ def notes(report: DemoReport) -> list[str]:
             lines.append(
                 f"{figures.n_errors:,} requests failed under {name} and are left out ({show_errors(figures)})."
             )
+    delays_s = [figures.send_delay_p90_s or 0.0 for figures in report.strategies.values() if figures.lagged]
+    if delays_s:
+        lines += [
+            f"This machine could not keep pace: a tenth of the requests went out {show_s(max(delays_s))}",
+            "late or more. Times are longer for it; a lower --speed helps.",
+        ]
     return lines
 
 

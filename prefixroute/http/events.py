@@ -8,10 +8,20 @@ from re import compile as re_compile
 
 # Strings of deltas, in whichever dialect. Inside of another string their quotes would be escaped.
 _GROWING = re_compile(rb'"(?:content|text|reasoning|reasoning_content|thinking|arguments|partial_json)": ?"')
+# An event with a token of text in it has 47 bytes and more; comments that keep a connection open are few. Every event
+# costs some 0.5 µs, an empty one as well, and a server may send 16 MB of empty ones: 5 s of the event loop.
+_LEAST_EVENT_BYTES = 32
+_ALWAYS_READ_EVENTS = 1_024
+
+
+class FloodError(ValueError):
+    """More events than anybody needs for so few bytes."""
 
 
 def events_of(data: bytes, *, by_deltas: bool = True) -> tuple[list[bytes], bytes]:
     """The data of the events that end in `data`, and what is behind them, to be put in front of what comes next.
+
+    Raises FloodError rather than to go through very many that are very short.
 
     `by_deltas`: of several that follow one another, one is made. Cut anywhere and read piece by piece, a stream says
     the same. Of the line ends that the standard knows, a lone CR is not taken for one: no server writes it.
@@ -20,12 +30,17 @@ def events_of(data: bytes, *, by_deltas: bool = True) -> tuple[list[bytes], byte
         data = data.replace(b"\r\n", b"\n")
     found = []
     at = 0
+    n_left = max(_ALWAYS_READ_EVENTS, len(data) // _LEAST_EVENT_BYTES)
     while (end := data.find(b"\n\n", at)) >= 0:
         block = data[at:end]
         at = end + 2
+        n_left -= 1
         growing = _GROWING.search(block) if by_deltas else None
         if growing is not None:
-            block, at = _with_alike(block, growing.end(), data, at)
+            block, at, n_more = _with_alike(block, growing.end(), data, at)
+            n_left -= n_more
+        if n_left < 0:
+            raise FloodError
         if block.startswith(b"data: ") and b"\n" not in block:  # nearly all of OpenAI's
             found.append(block[6:])
             continue
@@ -35,11 +50,12 @@ def events_of(data: bytes, *, by_deltas: bool = True) -> tuple[list[bytes], byte
     return found, data[at:]
 
 
-def _with_alike(block: bytes, begin: int, data: bytes, at: int) -> tuple[bytes, int]:
-    """`block`, its string at `begin` grown by those of the blocks alike that follow in `data`, and where they end."""
+def _with_alike(block: bytes, begin: int, data: bytes, at: int) -> tuple[bytes, int, int]:
+    """`block`, its string at `begin` grown by those of the blocks alike that follow in `data`; where they end, and
+    how many they are."""
     close = block.find(b'"', begin)
     if close < 0 or block[close - 1] == 0x5C:  # a backslash: the string may go on
-        return block, at
+        return block, at, 0
     head, tail = block[:begin], block[close:] + b"\n\n"
     n_tail = len(tail)
     texts = [block[:close]]
@@ -50,4 +66,4 @@ def _with_alike(block: bytes, begin: int, data: bytes, at: int) -> tuple[bytes, 
             break
         texts.append(data[begins:ends])
         at = ends + n_tail
-    return b"".join(texts) + block[close:], at
+    return b"".join(texts) + block[close:], at, len(texts) - 1

@@ -9,7 +9,7 @@ from typing import Self
 from prefixroute.core.answer_reader import AnswerReader
 from prefixroute.core.answers import reader_of
 from prefixroute.core.prompt import Prompt
-from prefixroute.http.events import events_of
+from prefixroute.http.events import FloodError, events_of
 from prefixroute.http.headers import RawHeaders, first
 
 # Some 130 events of a token each, a tenth of a millisecond; every stream under way keeps half of it on average.
@@ -56,10 +56,10 @@ class Transcript:
         body = b"".join(self._pieces)
         if self._is_stream:
             # Clients take an event that lacks its last line end.
-            reader.events(events_of(body + b"\n\n", by_deltas=reader.by_deltas)[0])
+            self._read(reader, body + b"\n\n")
         else:
             reader.document(body)
-        return reader.material(self._prompt_key)
+        return None if self._reader is None else reader.material(self._prompt_key)
 
     def _look(self) -> None:
         """Reads what is complete, or gives up."""
@@ -70,13 +70,19 @@ class Transcript:
             self._n_bytes = 0
         elif self._is_stream:
             data = b"".join(self._pieces)
-            if reader.needs(data):
-                found, rest = events_of(data, by_deltas=reader.by_deltas)
-                reader.events(found)
-            else:
-                rest = data[data.rfind(b"\n") + 1 :]
+            rest = self._read(reader, data) if reader.needs(data) else data[data.rfind(b"\n") + 1 :]
             self._pieces = [rest]
             self._n_read += self._n_bytes - len(rest)
             self._n_bytes = len(rest)
             # A long event in small pieces is not looked through again at each of them.
             self._look_above = min(_MAX_READ_BYTES, max(_READ_BYTES, 2 * len(rest)))
+
+    def _read(self, reader: AnswerReader, data: bytes) -> bytes:
+        """Reads the events in `data`, or gives up. Returns what is behind them."""
+        try:
+            found, rest = events_of(data, by_deltas=reader.by_deltas)
+        except FloodError:
+            self._reader = None
+            return b""
+        reader.events(found)
+        return rest

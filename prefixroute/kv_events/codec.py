@@ -26,6 +26,8 @@ _REMOVED = ("block_hashes", "medium", "group_idx")
 # Of a name longer than this the end is kept, as the server itself does when it is told to send numbers.
 _NAME_BYTES = 8
 _MAX_BLOCK_TOKENS = 1 << 20
+# Names of adapters are kept. A path may be one; nobody names a model in more than this.
+_MAX_ADAPTER_CHARS = 1_024
 
 # In three steps, so that what cannot be decoded (a name that is no UTF-8, say) spoils no more than its own event.
 _batch = Decoder(list[Raw] | dict[str, Raw])
@@ -115,7 +117,11 @@ def _stored(get: Any) -> Stored:
         raise ValueError
     adapter = _text(get("lora_name"))
     if adapter is None and lora_id is not None:
+        if type(lora_id) is not int:
+            raise ValueError
         adapter = f"lora_id={lora_id}"  # nobody asks for that, but it is not the base model
+    if adapter is not None and len(adapter) > _MAX_ADAPTER_CHARS:
+        raise ValueError
     extra_keys = get("extra_keys")
     if not isinstance(extra_keys, list):
         extra_keys = None

@@ -55,6 +55,24 @@ class KvEvents:
         self._logger = logger or logging.getLogger(__name__)
         self._changed = asyncio.Event()
 
+    # ------------------------------------------------------------------ who there is
+
+    def add(self, instance: Instance, addresses: Sequence[Address]) -> None:
+        """An instance has joined the fleet, or publishes elsewhere; `addresses` as configured, none are found out."""
+        self._instances[instance.name] = instance
+        self._wanted[instance.name] = tuple(addresses)
+        self._changed.set()
+
+    def remove(self, name: str) -> None:
+        """The instance leaves the fleet: nothing that it says reaches the index any more."""
+        self._instances.pop(name, None)
+        self._wanted.pop(name, None)
+        self._followed.pop(name, None)
+        for running in self._running.get(name, ()):
+            if running.task is not None:
+                running.task.cancel()
+        self._close(name)
+
     # ------------------------------------------------------------------ what the prober hears
 
     def told_sources(self, name: str, sources: Sequence[EventSource]) -> None:
@@ -78,7 +96,7 @@ class KvEvents:
                 while True:
                     self._changed.clear()
                     for name, addresses in list(self._wanted.items()):
-                        if addresses != self._followed.get(name, ()):
+                        if addresses != self._followed.get(name, ()) and self._wanted.get(name) == addresses:
                             await self._follow(name, addresses, context, tasks)
                     await self._changed.wait()
         finally:
@@ -98,6 +116,8 @@ class KvEvents:
             task.cancel()
         if old:
             await asyncio.wait(old)
+        if self._wanted.get(name) != addresses:
+            return  # changed meanwhile: the next turn of `run` sees to it
         self._close(name)
         self._followed[name] = addresses
         self._running[name] = []

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from prefixroute.config.settings import KvEventsSettings
+from prefixroute.config.settings import InstanceSettings, KvEventsSettings
 from prefixroute.instance_facts import EventSource
 
 _TCP = re.compile(r"tcp://(.*):([0-9]{1,5})")
@@ -26,9 +26,15 @@ def configured(settings: KvEventsSettings) -> Address:
     return Address(settings.endpoint, settings.replay_endpoint, settings.topic, settings.bind)
 
 
+def addresses_of(instance: InstanceSettings) -> list[Address]:
+    """As configured; none where the instance is asked, or has no events."""
+    return [configured(instance.kv_events)] if isinstance(instance.kv_events, KvEventsSettings) else []
+
+
 def discovered(source: EventSource, instance_url: str) -> Address:
     """The address of what an instance told; what it listens on everywhere is reached at its own host."""
-    host = urlsplit(instance_url).hostname or ""
+    # Who is reached by a socket of this machine is on this machine.
+    host = urlsplit(instance_url).hostname or "127.0.0.1"
     replay = source.replay_endpoint
     return Address(_reached(source.endpoint, host), None if replay is None else _reached(replay, host), source.topic)
 

@@ -22,6 +22,9 @@ from prefixroute.kv_events.tracker import Tell, Tracker
 
 # Messages that may wait here; beyond that the publisher drops them, and the gap is noticed.
 QUEUE_MESSAGES = 1_000
+# Of one catching up, and what may wait of it here: more than the largest replay buffer that docs/kv-events.md advises
+# (100,000). A publisher that goes on and on would take the memory, and never be followed live.
+MAX_REPLAY_MESSAGES = 250_000
 # A step of a large engine that admits many long prompts takes a few megabytes.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # After so many messages in a row the event loop gets its turn: decoding one takes some 50 µs.
@@ -38,6 +41,8 @@ class Patience:
 
     # vLLM looks for replay requests between the steps of its engine.
     replay_s: float = 5.0
+    # For all that was missed: 100,000 messages take some 5 s while nothing else goes on.
+    catch_up_s: float = 60.0
     # Before a replay that did not answer is asked for again; doubles up to the maximum.
     retry_s: float = 10.0
     retry_max_s: float = 600.0
@@ -65,6 +70,9 @@ class Stream:
         self._n_peers = 0
         self._told = Trust.CONNECTING
         self._bell = _Bell()
+        # Of the catching up under way, which may take several replays. `_until_s` None: there is none.
+        self._n_replayed = 0
+        self._until_s: float | None = None
 
     def emptied(self, started_s: float | None) -> None:
         """As `Tracker.emptied`; a replay that follows from it begins at once."""
@@ -94,6 +102,7 @@ class Stream:
 
     async def _follow(self, sub: _Socket, monitor: _Socket) -> None:
         retry_s = self._patience.retry_s
+        self._until_s = None
         while True:
             self._bell.mute()
             # The connection first: what is in the queue may need a replay before it.
@@ -106,6 +115,8 @@ class Stream:
             elif not await self._bell.rung(retry_s):
                 self._tracker.retry()
                 retry_s = min(2 * retry_s, self._patience.retry_max_s)
+            if self._tracker.replay_from is None:
+                self._until_s = None
             self._report()
 
     def _linked(self, sub: _Socket, event: int) -> None:
@@ -139,10 +150,10 @@ class Stream:
 
     async def _replay(self) -> None:
         """Asks once for what the tracker wants."""
-        n_messages = 0
+        n_before = self._begin_replay()
         # A socket of its own: nothing of an earlier answer comes with this one. The publisher drops what is not taken.
         with self._context.socket(zmq.DEALER) as dealer, self._bell.on(dealer):
-            _set(dealer, {zmq.RCVHWM: 0})
+            _set(dealer, {zmq.RCVHWM: MAX_REPLAY_MESSAGES})
             dealer.connect(self._address.replay_endpoint or "")
             start = self._tracker.replay_begins()
             dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES)])
@@ -154,13 +165,36 @@ class Stream:
                 message = _message(frames)
                 if message is None:
                     break
+                self._n_replayed += 1
+                if self._is_endless():
+                    return
                 if not self._tracker.replayed(*message):
                     return
-                n_messages += 1
-                if n_messages % _TURN_MESSAGES == 0:
+                if self._n_replayed % _TURN_MESSAGES == 0:
                     await asyncio.sleep(0)
+        n_messages = self._n_replayed - n_before
         self._tell(logging.WARNING, f"gives no whole replay of its KV events ({n_messages} messages came)")
         self._tracker.replay_failed()
+
+    def _begin_replay(self) -> int:
+        """Messages that came so far of this catching up."""
+        if self._until_s is None:
+            self._until_s = asyncio.get_running_loop().time() + self._patience.catch_up_s
+            self._n_replayed = 0
+        return self._n_replayed
+
+    def _is_endless(self) -> bool:
+        """Whether enough is enough: then it is told, and the tracker goes on with what is published from now on."""
+        until_s = self._until_s or 0.0
+        if self._n_replayed <= MAX_REPLAY_MESSAGES and asyncio.get_running_loop().time() < until_s:
+            return False
+        self._tell(
+            logging.WARNING,
+            f"replays its KV events without end ({self._n_replayed} messages so far): it is asked for none again, "
+            "and what it says from now on counts",
+        )
+        self._tracker.replay_endless()
+        return True
 
     async def _has_more(self, dealer: _Socket) -> bool:
         loop = asyncio.get_running_loop()

@@ -55,7 +55,7 @@ class Tracker:
         self.replay_from: int | None = None
         self._index = index
         self._source = source
-        self._can_replay = can_replay
+        self._has_replay = self._can_replay = can_replay
         self._wall_clock = wall_clock
         self._tell = tell
         self._linked = False
@@ -193,6 +193,15 @@ class Tracker:
                 self._last = None
         self._show()
 
+    def replay_endless(self) -> None:
+        """It came and came: what is missing counts as lost, and none is asked for again, of this process."""
+        self._can_replay = self._gave_up = False
+        self._n_failures = 0
+        self.replay_from = None
+        self._lose()
+        self._last = None
+        self._show()
+
     def retry(self) -> None:
         """All that the buffer holds is asked for, if it did not answer before."""
         if self._gave_up and self._linked and not self._complete and self.replay_from is None:
@@ -211,6 +220,7 @@ class Tracker:
         if started_s is None:
             self._index.clear(self._source)
         elif self._began_s is None or self._began_s < started_s - _SAME_START_S:
+            self._can_replay = self._has_replay
             self._restarted()
         self._show()
 

@@ -10,12 +10,12 @@
 
 import errno
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
+from prefixroute.backlog import Backlog
 from prefixroute.config.settings import RecordingSettings
 from prefixroute.core.prompt import Prompt
 from prefixroute.errors import ConfigError
@@ -72,17 +72,19 @@ class Recorder:
         self._clock = clock
         self._knows_model = knows_model
         self._offset_s = (time.time() if wall_s is None else wall_s) - clock()
-        self._max_backlog_bytes = max_backlog_bytes
-        # Requests, and events to be set when everything before them is written.
-        self._backlog: deque[Pending | threading.Event] = deque()
         # Each is counted up by one side only, so none needs a lock.
-        self._n_bytes_in = self._n_dropped = self._n_unkept = 0
-        self._n_bytes_out = self._n_failed = 0
+        self._n_dropped = self._n_unkept = self._n_failed = 0
         self._paused_until_s: float | None = None
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._writer = threading.Thread(target=self._write_all, name="recorder", daemon=True)
-        self._writer.start()
+        self._backlog: Backlog[Pending] = Backlog(
+            "recorder",
+            self._write,
+            size_of=attrgetter("n_bytes"),
+            max_size=max_backlog_bytes,
+            gather_s=_GATHER_S,
+            patience_s=_CLOSE_S,
+            max_batch=_MAX_BATCH_LINES,
+            at_end=files.close,
+        )
 
     def counts(self) -> dict[str, int]:
         """Requests so far, by what became of them: `written`, `dropped` (backlog full), `failed` (disk)."""
@@ -101,13 +103,8 @@ class Recorder:
             return
         model = prompt.model
         item = Pending.of(record, prompt, model if model is None or self._knows_model(model) else "other")
-        if self._closing.is_set() or self._n_bytes_in - self._n_bytes_out + item.n_bytes > self._max_backlog_bytes:
+        if not self._backlog.put(item):
             self._n_dropped += 1
-            return
-        self._n_bytes_in += item.n_bytes
-        self._backlog.append(item)
-        if not self._wake.is_set():
-            self._wake.set()
 
     def pause(self, error: OSError) -> None:
         """Keeps nothing for a while, because the disk failed."""
@@ -121,57 +118,18 @@ class Recorder:
 
     def flush(self) -> None:
         """Waits until what was noted so far is written or given up, for a bounded time. Blocks: not for the loop."""
-        done = threading.Event()
-        self._backlog.append(done)
-        self._wake.set()
-        done.wait(_CLOSE_S)
+        self._backlog.flush()
 
     def close(self) -> None:
         """Writes what is left and ends the thread, for a bounded time. Blocks: not for the event loop."""
-        self._closing.set()
-        self._wake.set()
-        self._writer.join(_CLOSE_S)
+        self._backlog.close()
 
     # ------------------------------------------------------------------ the thread
 
-    def _write_all(self) -> None:
-        while not self._closing.is_set():
-            self._wake.wait()
-            self._closing.wait(_GATHER_S)
-            self._wake.clear()
-            self._write_backlog()
-        self._write_backlog()
-        self._files.close()
-
-    def _write_backlog(self) -> None:
-        while self._backlog:
-            lines: list[bytes] = []
-            done: threading.Event | None = None
-            while self._backlog and done is None and len(lines) < _MAX_BATCH_LINES:
-                item = self._backlog.popleft()
-                if isinstance(item, threading.Event):
-                    done = item
-                elif (made := self._line(item)) is not None:
-                    lines.append(made)
-            if lines:
-                self._write(lines)
-            if done is not None:
-                done.set()
-
-    def _line(self, item: Pending) -> bytes | None:
-        self._n_bytes_out += item.n_bytes
-        if self._is_paused():
-            self._n_failed += 1
-            return None
-        try:
-            return line(item, self._hasher, self._offset_s)
-        except Exception as fault:  # noqa: BLE001  the fault of one line must not end recording
-            self._n_failed += 1
-            # Its text may hold a piece of the request.
-            _log.error("a request could not be recorded: %s", type(fault).__name__)
-            return None
-
-    def _write(self, lines: list[bytes]) -> None:
+    def _write(self, items: list[Pending]) -> None:
+        lines = [made for item in items if (made := self._line(item)) is not None]
+        if not lines:
+            return
         n_before = self._files.n_written
         try:
             self._files.write(lines)
@@ -183,12 +141,24 @@ class Recorder:
             self._paused_until_s = None
             _log.warning("recording to %s works again", self._files.path)
 
+    def _line(self, item: Pending) -> bytes | None:
+        if self._is_paused():
+            self._n_failed += 1
+            return None
+        try:
+            return line(item, self._hasher, self._offset_s)
+        except Exception as fault:  # noqa: BLE001  the fault of one line must not end recording
+            self._n_failed += 1
+            # Its text may hold a piece of the request.
+            _log.error("a request could not be recorded: %s", type(fault).__name__)
+            return None
+
     def _is_paused(self) -> bool:
         until_s = self._paused_until_s
         return until_s is not None and self._clock() < until_s
 
     def _give_way(self) -> None:
-        self._closing.wait(_GIVE_WAY_S)
+        self._backlog.rest(_GIVE_WAY_S)
 
 
 def start_recorder(
@@ -196,6 +166,8 @@ def start_recorder(
 ) -> Recorder:
     """A recorder as configured, its file open. Raises ConfigError; a full disk is no reason not to start."""
     path = Path(settings.path)
+    # Before the key, which is made beside the recording: who named one file is not told about another.
+    _check_place(path)
     key = read_or_create_key(Path(settings.key_file) if settings.key_file is not None else default_key_file(path))
     files = RecordingFiles(
         path,
@@ -214,6 +186,19 @@ def start_recorder(
     if failed is not None:
         recorder.pause(failed)
     return recorder
+
+
+def _check_place(path: Path) -> None:
+    try:
+        if not path.parent.is_dir():
+            problem = f"there is no directory {path.parent} (make it, or choose another path)"
+        elif path.is_dir():
+            problem = "is a directory (name a file in it)"
+        else:
+            return
+    except OSError as error:
+        problem = error.strerror or str(error)
+    raise ConfigError(f"recording.path: {path}: {problem}")
 
 
 def default_key_file(path: Path) -> Path:

@@ -78,12 +78,23 @@ _BLIND: Mapping[str, Callable[[], Policy]] = {
     "round_robin": RoundRobin,
     "least_outstanding_requests": LeastOutstanding,
 }
+# Strategies of `serve` that cannot be simulated, and why.
+_NOT_SIMULATED: Mapping[str, str] = {
+    "session": "it goes by session ids, which the requests of traces do not carry",
+    "kv_aware": "it goes by KV events, which simulated servers do not publish (llm_d_precise and dynamo_exact know "
+    "what their caches hold)",
+    "custom": "policies of one's own are not read from the command line",
+}
 NAMES = (*_BLIND, "prefix_aware", "expected_latency", *BASELINES)
 
 
 def strategy(text: str) -> Strategy:
     """Raises ConfigError for an unknown name or parameter, and for a value that cannot be."""
     name, _, listed = text.partition(":")
+    if name in _NOT_SIMULATED:
+        raise ConfigError(
+            f"strategy '{name}' is not simulated: {_NOT_SIMULATED[name]}; simulated are {', '.join(NAMES)}"
+        )
     if name not in NAMES:
         raise ConfigError(f"strategy '{name}' is unknown{did_you_mean(name, NAMES)}")
     given = _split(text, listed)

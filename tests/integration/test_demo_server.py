@@ -555,6 +555,15 @@ def test_an_address_that_cannot_be_used_is_one_clear_line(taken_port: int, host:
     assert said == []
 
 
+def test_a_busy_port_is_named_with_what_to_do(taken_port: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_demo_server("127.0.0.1", taken_port, 2, say=lambda _: None)
+    assert str(caught.value) == (
+        f"cannot listen on 127.0.0.1:{taken_port}: port {taken_port} is in use "
+        "(stop what listens there, or give another --port; 0 takes any free ones)"
+    )
+
+
 def test_ports_beyond_the_last_one_are_refused() -> None:
     """uvloop would take them modulo 65,536."""
 

@@ -6,6 +6,7 @@ import threading
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from prefixroute.core.exact import ExactIndex
 from prefixroute.core.fleet import Instance
 from prefixroute.core.kv_sources import Trust
 from prefixroute.instance_facts import EventSource
+from prefixroute.kv_events import stream
 from prefixroute.kv_events.service import KvEvents
 from prefixroute.kv_events.sources import Address
 from prefixroute.kv_events.stream import Patience
@@ -67,6 +69,8 @@ class Publisher:
         """Numbers from which replays were asked for."""
         self.deaf = False
         """Takes replay requests and does not answer."""
+        self.endless_pause_s: float | None = None
+        """Between messages of a replay that never ends; None: it ends."""
         # A PUB socket that tells who subscribes.
         self._pub = context.socket(zmq.XPUB)
         self._n_subscribed = 0
@@ -136,6 +140,11 @@ class Publisher:
                     continue
                 with self._lock:
                     buffered = [m for m in self.buffer if m[0] >= int.from_bytes(start)]
+                n_invented = 0
+                while self.endless_pause_s is not None and not self._stop.wait(self.endless_pause_s):
+                    invented = message(n_invented, stored(n_invented))
+                    self._router.send_multipart([peer, b"", invented[0].to_bytes(8), invented[1]])
+                    n_invented += 1
                 topic, no_topic = ([b"kv-events"], [b""]) if self._with_topic else ([], [])
                 for number, payload in buffered:
                     self._router.send_multipart([peer, b"", *topic, number.to_bytes(8), payload])
@@ -205,13 +214,13 @@ Follow = Callable[..., Any]
 @pytest.fixture
 def follow(until: Until) -> Follow:
     @asynccontextmanager
-    async def following(*addresses: Address) -> AsyncIterator[Following]:
+    async def following(*addresses: Address, patience: Patience = PATIENCE) -> AsyncIterator[Following]:
         index = ExactIndex(seed=1, max_bytes=1 << 24)
         service = KvEvents(
             index,
             INSTANCES,
             {INSTANCES[slot].name: [address] for slot, address in enumerate(addresses)},
-            patience=PATIENCE,
+            patience=patience,
             wall_clock=lambda: NOW_S + 0.5,
         )
         async with asyncio.timeout(20):
@@ -370,6 +379,34 @@ async def test_a_replay_that_does_not_come_costs_trust_until_it_does(
             publisher.deaf = False
             await following.wait_trust(Trust.TRUSTED)
             assert following.held() == {1}
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.05], ids=["flood", "trickle"])
+async def test_a_replay_without_end_is_cut_off_and_live_events_count(
+    context: zmq.Context[zmq.Socket[bytes]],
+    tcp: str,
+    follow: Follow,
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    pause_s: float,
+) -> None:
+    monkeypatch.setattr(stream, "MAX_REPLAY_MESSAGES", 500)
+    with Publisher(context, where=tcp) as publisher:
+        publisher.endless_pause_s = pause_s
+        async with follow(publisher.address, patience=replace(PATIENCE, catch_up_s=1.0)) as following:
+            await following.wait_trust(Trust.PARTIAL)
+            await until(lambda: publisher.is_subscribed)
+            publisher.n = 10_000
+            publisher.says(stored(1))
+            await following.wait_held(1)
+            # A gap is a loss now, and no reason to ask again.
+            publisher.makes(stored(2))
+            publisher.says(stored(3))
+            await following.wait_held(3)
+            assert following.trust() is Trust.PARTIAL
+            assert publisher.replays == [0]
+    assert caplog.text.count("replays its KV events without end") == 1
 
 
 async def test_a_restart_forgets_what_was(

@@ -530,5 +530,9 @@ def test_instances_that_report_nothing_are_no_gap() -> None:
 
 
 def test_explain_takes_a_body_or_the_ladder(shell: Shell) -> None:
-    for arguments in ((), ("body.json", "--ladder")):
-        refused(shell.run("explain", *arguments), "explain takes a BODY or --ladder, and not both")
+    refused(
+        shell.run("explain"),
+        "explain needs a request body: a file, or - for standard input "
+        "(or --ladder, which takes none and says why so little is cached)",
+    )
+    refused(shell.run("explain", "body.json", "--ladder"), "explain takes a request body or --ladder, not both")

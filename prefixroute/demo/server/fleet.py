@@ -1,6 +1,7 @@
 """Several simulated servers in one process: for tests, and for `prefixroute demo-server`."""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -72,6 +73,8 @@ async def _start(server: SimulatedServer, host: str, port: int) -> None:
     except OSError as error:
         # asyncio puts the address into `strerror`; a name that cannot be resolved has a negative number.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        if error.errno == errno.EADDRINUSE:
+            reason = f"port {port} is in use (stop what listens there, or give another --port; 0 takes any free ones)"
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,24 @@ def test_notes_state_the_speed_and_the_failures() -> None:
     assert all(len(line) <= WIDTH for line in lines)
     assert any("6 times faster" in line for line in lines)
     assert any("2 requests failed under expected_latency" in line and "HTTP 503: 2" in line for line in lines)
+
+
+def test_notes_say_when_the_machine_could_not_keep_pace() -> None:
+    kept = report_of(random=replace(SLOW, send_delay_p90_s=0.2), expected_latency=replace(FAST, send_delay_p90_s=0.008))
+    assert not any("pace" in line for line in notes(kept))
+    lagged = report_of(random=SLOW, expected_latency=replace(FAST, send_delay_p90_s=9.999))
+    lines = notes(lagged)
+    assert all(len(line) <= WIDTH for line in lines)
+    assert lines[-2:] == [
+        "This machine could not keep pace: a tenth of the requests went out 9,999 ms",
+        "late or more. Times are longer for it; a lower --speed helps.",
+    ]
+
+
+def test_how_late_requests_were_sent_is_scaled_back_too() -> None:
+    samples = [replace(sample(0.1), send_delay_s=late_s) for late_s in (0.0, 0.01, 0.02)]
+    assert summarise(samples, n_instances=1, speed=10).send_delay_p90_s == pytest.approx(0.18)
+    assert summarise([], n_instances=1, speed=10).send_delay_p90_s is None
 
 
 def test_figures_for_people() -> None:

@@ -116,6 +116,28 @@ def test_a_stream_without_end_is_given_up() -> None:
     assert material(CHAT, SSE, *[piece] * 1_700, event("", "stop")) is None
 
 
+@pytest.mark.parametrize("short", [b"\n", b"\r\n", b":\n\n", b"data:\n\n", b"data: {}\n\n", b'"text":"x"\n\n'])
+@pytest.mark.parametrize("piece_bytes", [4_096, 262_144])
+def test_a_flood_of_short_events_is_given_up(monkeypatch: pytest.MonkeyPatch, short: bytes, piece_bytes: int) -> None:
+    n_bytes = 0
+
+    def counted(data: bytes, *, by_deltas: bool = True) -> tuple[list[bytes], bytes]:
+        nonlocal n_bytes
+        n_bytes += len(data)
+        return events_of(data, by_deltas=by_deltas)
+
+    monkeypatch.setattr("prefixroute.http.transcript.events_of", counted)
+    piece = short * (piece_bytes // len(short))
+    assert material(CHAT, SSE, *[piece] * (2**20 // piece_bytes), event("Hi", "stop")) is None
+    assert n_bytes <= 300_000
+
+
+def test_some_short_events_do_no_harm() -> None:
+    assert material(CHAT, SSE, b":\n\n" * 500, event("Hi"), b"\n" * 500, event("!", "stop")) == said("Hi!")
+    shortest = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+    assert material(CHAT, SSE, *[shortest] * 20_000, event("", "stop")) == said("x" * 20_000)
+
+
 @pytest.mark.parametrize("headers", [SSE, JSON])
 def test_what_is_too_long_to_be_read_at_once_is_given_up(headers: list[tuple[bytes, bytes]]) -> None:
     long = event("x" * 300_000, "stop")

@@ -72,6 +72,18 @@ def test_a_batch_may_be_a_map_too() -> None:
     assert batch.time_s == 3
 
 
+def test_an_adapter_whose_name_nobody_would_write_is_not_kept() -> None:
+    batch = decode(payload({**STORED, "lora_name": "x" * 1_024}, {**STORED, "lora_name": "x" * 1_025}))
+    assert [event.adapter for event in batch.events if isinstance(event, Stored)] == ["x" * 1_024]
+    assert batch.n_bad_stored == 1
+
+
+@pytest.mark.parametrize("lora_id", ["7" * 2_000, [1], 1.5, {"a": 1}])
+def test_an_adapters_number_is_a_number(lora_id: Any) -> None:
+    batch = decode(payload({**STORED, "lora_name": None, "lora_id": lora_id}))
+    assert (batch.events, batch.n_bad_stored) == ([], 1)
+
+
 def test_older_servers_send_fewer_fields() -> None:
     (stored,) = decode(payload(["BlockStored", [11], None, [1, 2], 2, None])).events
     assert stored == Stored([11], None, b"\1\0\0\0\2\0\0\0", 2)

@@ -305,6 +305,38 @@ def test_a_replay_that_breaks_off_is_asked_for_again_then_given_up(listener: Lis
     assert listener.held == {1, 2, 3, 4}
 
 
+def test_a_replay_without_end_is_asked_for_once(publisher: Publisher) -> None:
+    publisher.says(stored(1))
+    listener = Listener(publisher)
+    tracker = listener.tracker
+    tracker.connected()
+    tracker.replay_begins()
+    for message in publisher.sent:
+        assert tracker.replayed(*message)
+    tracker.replay_endless()
+    assert listener.trust() is Trust.PARTIAL
+    assert listener.held == set()
+
+    publisher.n = 7
+    tracker.live(*publisher.says(stored(2)))
+    publisher.n = 10
+    tracker.live(*publisher.says(stored(3)))
+    assert listener.held == {3}
+    tracker.live(*publisher.sent[-1])
+    tracker.live(10, publisher.sent[-2][1])
+    assert listener.held == {2}
+    for _ in range(3):
+        tracker.retry()
+        tracker.disconnected()
+        tracker.connected()
+    assert tracker.replay_from is None
+    assert listener.trust() is Trust.PARTIAL
+
+    # Another process may do better.
+    tracker.emptied(NOW_S + 60)
+    assert listener.trust() is Trust.REPLAYING
+
+
 def test_a_retry_that_fails_costs_nothing(publisher: Publisher) -> None:
     listener = Listener(publisher)
     listener.tracker.connected()

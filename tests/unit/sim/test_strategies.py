@@ -1,7 +1,10 @@
 """Strategies by name, their parameters, and what is said of those that are wrong."""
 
+from typing import get_args
+
 import pytest
 
+from prefixroute.config.routing import Strategy
 from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policies.expected_latency import ExpectedLatency
@@ -15,7 +18,7 @@ from prefixroute.sim.workload import Workload
 
 
 def made(text: str) -> Policy:
-    return Simulation(Workload("none", 256, []), FleetShape([1.0] * 2), strategy(text).make).router._policy
+    return Simulation(Workload("none", 256, []), FleetShape([1.0] * 2), strategy(text).make).router.policy
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -23,7 +26,7 @@ def test_every_name_makes_a_policy_of_its_own_each_time(name: str) -> None:
     known = strategy(name)
     assert known.name == name
     sims = [Simulation(Workload("none", 256, []), FleetShape([1.0] * 2), known.make) for _ in range(2)]
-    assert sims[0].router._policy is not sims[1].router._policy
+    assert sims[0].router.policy is not sims[1].router._policy
 
 
 def test_only_expected_latency_holds() -> None:
@@ -78,6 +81,31 @@ def test_what_is_wrong_is_named(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         strategy(text)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("kv_aware", "KV events, which simulated servers do not publish"),
+        ("kv_aware:concurrency_threshold=4", "KV events"),
+        ("session", "session ids, which the requests of traces do not carry"),
+        ("custom", "not read from the command line"),
+    ],
+)
+def test_what_serve_has_and_is_not_simulated_says_why_and_what_is(text: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        strategy(text)
+    said = str(caught.value)
+    assert said.startswith(f"strategy '{text.partition(':')[0]}' is not simulated: ")
+    assert why in said
+    assert said.endswith(f"; simulated are {', '.join(NAMES)}")
+
+
+def test_every_strategy_of_serve_is_simulated_or_says_why_not() -> None:
+    for name in get_args(Strategy):
+        if name not in NAMES:
+            with pytest.raises(ConfigError, match="is not simulated: "):
+                strategy(name)
 
 
 # ------------------------------------------------------------------ prompts without text
