@@ -133,6 +133,36 @@ async def test_interim_answers_are_not_taken_for_the_answer(serve: Serve) -> Non
         assert (answer.status, answer.body) == (200, b"hello")
 
 
+async def test_early_hints_pass_before_the_answer(serve: Serve) -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\nlink: </y>\r\n\r\n"
+    async with FakeUpstream(written(interim + LENGTH)) as upstream, serve(upstream) as app:
+        async with RawClient(app.url) as client:
+            await client.send(head("POST", CHAT, BODY, None) + BODY)
+            hints = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\nlink: </y>\r\n\r\n"
+            assert await client.read(len(hints)) == hints
+            answer = await client.answer()
+            assert (answer.status, answer.body) == (200, b"hello")
+        async with RawClient(app.url) as old:
+            await old.send(b"POST /x HTTP/1.0\r\nContent-Length: 1\r\n\r\nx")
+            assert (await old.wait_closed()).count(b"HTTP/1.1 ") == 1
+
+
+async def test_trailers_pass_where_chunks_do(serve: Serve) -> None:
+    sent = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n"
+        b"5\r\nhello\r\n0\r\nX-Sum: 1\r\nContent-Length: 7\r\nx-sum: 2\r\n\r\n"
+    )
+    async with FakeUpstream(written(sent)) as upstream, serve(upstream) as app:
+        async with RawClient(app.url) as client:
+            answer = await client.request(body=BODY)
+            assert (answer.header("trailer"), answer.body) == ("X-Sum", b"hello")
+            assert answer.raw.endswith(b"\r\n0\r\nX-Sum: 1\r\nx-sum: 2\r\n\r\n")
+            assert (await client.request(body=BODY)).status == 200
+        async with RawClient(app.url) as old:
+            await old.send(b"POST /x HTTP/1.0\r\nContent-Length: 1\r\n\r\nx")
+            assert (await old.wait_closed()).endswith(b"\r\n\r\nhello")
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -312,14 +342,15 @@ async def test_a_body_that_nobody_read_does_not_become_the_next_request(serve: S
 
 
 async def test_trailers_of_a_request_are_taken_off(serve: Serve) -> None:
-    async with FakeUpstream() as upstream, serve(upstream) as app, RawClient(app.url) as client:
+    async with FakeUpstream() as upstream, serve(upstream) as app:
         for target in (CHAT, "/unknown"):
             for sent in (b"4;name=value\r\nbody\r\n0\r\nX-Trailer: 1\r\n\r\n", b"4\r\nbody\r\n000\r\n\r\n"):
-                await client.send(
-                    head("POST", target, None, [("Transfer-Encoding", "Chunked"), ("Trailer", "X-Trailer")])
-                )
-                await client.send(sent)
-                assert (await client.answer()).status == 200
+                async with RawClient(app.url) as client:
+                    await client.send(
+                        head("POST", target, None, [("Transfer-Encoding", "Chunked"), ("Trailer", "X-Trailer")])
+                    )
+                    await client.send(sent)
+                    assert (await client.answer()).status == 200
         assert upstream.bodies == [b"body"] * 4
         assert {call.header("trailer") for call in upstream.calls} == {None}
 

@@ -1,12 +1,14 @@
 """The upstream side alone: why no connection could be made, and what is kept of those that were."""
 
 import asyncio
+import errno
 import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -17,15 +19,19 @@ from prefixroute.http.upstream import ConnectionLimits, Upstream, UpstreamReques
 from prefixroute.testing import Call, FakeUpstream
 from prefixroute.testing.upstream import raw_answer
 
+NAME = "gpu.test"
 GET = UpstreamRequest("GET", "/x", [], None)
 
 
 @asynccontextmanager
-async def upstream_of(**settings: float) -> AsyncIterator[Upstream]:
-    limits = ConnectionLimits(connect_timeout_s=5, keepalive_s=settings.get("keepalive_s", 4))
+async def upstream_of(
+    *, keepalive_s: float = 4.0, max_requests: int | None = None, n_warm: int = 0
+) -> AsyncIterator[Upstream]:
+    limits = ConnectionLimits(5.0, keepalive_s, max_requests, n_warm)
     upstream = Upstream(first_byte_timeout_s=None, idle_timeout_s=None, limits=limits)
     try:
-        yield upstream
+        async with asyncio.timeout(20):
+            yield upstream
     finally:
         await upstream.close()
 
@@ -170,3 +176,265 @@ async def test_no_socket_is_left_open_whatever_became_of_a_large_body(
                 assert await send(upstream, fake.url, request) == (b"no" if target == "/early" else b"ok")
     async with asyncio.timeout(10):
         await until(lambda: n_open() == n_before)
+
+
+def answering(head: bytes) -> Callable[[Call], Awaitable[None]]:
+    async def answer(call: Call) -> None:
+        await call.send(head + b"\r\n\r\nok")
+
+    return answer
+
+
+KEPT = b"HTTP/1.1 200 OK\r\nContent-Length: 2"
+
+
+@pytest.mark.parametrize(
+    ("head", "is_reused"),
+    [
+        (KEPT, True),
+        (KEPT + b"\r\nConnection: Keep-Alive", True),
+        (KEPT + b"\r\nConnection: close", False),
+        (KEPT + b"\r\nconnection: x, CLOSE", False),
+        (KEPT.replace(b"1.1", b"1.0"), False),
+        (KEPT.replace(b"1.1", b"1.0") + b"\r\nConnection: keep-alive", True),
+        (KEPT + b"\r\nKeep-Alive: timeout=5, max=100", True),
+        (KEPT + b"\r\nKeep-Alive: max=0", False),
+        (KEPT + b"\r\nKeep-Alive: timeout=1", False),  # too close to be of use
+        (KEPT + b"\r\nKeep-Alive: timeout=x, max=, =, ;", True),
+        (KEPT + b"\r\nKeep-Alive: timeout=99999999999999999999", True),
+        (KEPT.replace(b": 2", b": 1"), False),  # more than it said
+    ],
+)
+async def test_a_connection_is_used_again_if_the_server_keeps_it(head: bytes, is_reused: bool) -> None:
+    async with FakeUpstream(answering(head)) as fake, upstream_of() as upstream:
+        for _ in range(2):
+            await send(upstream, fake.url)
+    assert [call.reused for call in fake.calls] == [False, is_reused]
+
+
+async def test_a_connection_takes_as_many_requests_as_it_may() -> None:
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of(max_requests=3) as upstream:
+        for _ in range(7):
+            await send(upstream, fake.url)
+    assert [call.reused for call in fake.calls] == [False, True, True] * 2 + [False]
+
+
+async def test_the_instance_says_how_many_more_it_takes() -> None:
+    """As llama.cpp's server does, which closes after a hundred."""
+    n_left = 3
+
+    async def counts(call: Call) -> None:
+        nonlocal n_left
+        n_left -= 1
+        await call.send(KEPT + b"\r\nKeep-Alive: timeout=5, max=%d\r\n\r\nok" % n_left)
+
+    async with FakeUpstream(counts) as fake, upstream_of() as upstream:
+        for _ in range(4):
+            await send(upstream, fake.url)
+    assert [call.reused for call in fake.calls] == [False, True, True, False]
+
+
+async def test_a_connection_that_the_instance_has_closed_is_not_used() -> None:
+    """The close is here, but the loop has not been told of it yet."""
+
+    async def leaves(call: Call) -> None:
+        await call.send(KEPT + b"\r\n\r\nok")
+        call.close()
+
+    async with FakeUpstream(leaves) as fake, upstream_of() as upstream:
+        await send(upstream, fake.url)
+        await fake.wait_connections(0)
+        answer = upstream.send(Instance("gpu-0", fake.url, 0), GET)
+        (await answer).close()
+    assert [call.reused for call in fake.calls] == [False, False]
+
+
+async def test_kept_connections_are_closed_in_time() -> None:
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of(keepalive_s=0.05) as upstream:
+        await asyncio.gather(*(send(upstream, fake.url) for _ in range(3)))
+        await fake.wait_connections(0)
+
+
+async def test_connections_are_kept_ready_where_there_is_traffic() -> None:
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of(n_warm=3) as upstream:
+        assert fake.n_connections_ever == 0
+        await send(upstream, fake.url)
+        await fake.wait_connections(4)
+        await asyncio.gather(*(send(upstream, fake.url) for _ in range(4)))
+        assert fake.n_connections_ever <= 7
+    assert fake.n_connections == 0
+
+
+async def test_an_instance_that_is_gone_leaves_no_connection() -> None:
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of(n_warm=2) as upstream:
+        await send(upstream, fake.url)
+        await fake.wait_connections(3)
+        upstream.forget("gpu-0")
+        await fake.wait_connections(0)
+        assert await send(upstream, fake.url) == b"ok"
+
+
+async def test_an_answer_outlives_its_instance() -> None:
+    async def slow(call: Call) -> None:
+        await call.send(KEPT + b"\r\n\r\no")
+        await asyncio.sleep(0.1)
+        await call.send(b"k")
+
+    async with FakeUpstream(slow) as fake, upstream_of() as upstream:
+        answer = await upstream.send(Instance("gpu-0", fake.url, 0), GET)
+        upstream.forget("gpu-0")
+        assert await answer.whole(10) == b"ok"
+        await fake.wait_connections(0)
+
+
+async def test_another_url_under_the_same_name_is_another_server() -> None:
+    async with FakeUpstream(answering(KEPT)) as one, FakeUpstream(answering(KEPT)) as two, upstream_of() as upstream:
+        for fake in (one, two):
+            await send(upstream, fake.url)
+        assert (len(one.calls), len(two.calls)) == (1, 1)
+        await one.wait_connections(0)
+
+
+async def test_an_ipv6_instance_is_reached_and_named_in_brackets() -> None:
+    hosts = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hosts.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[1])
+        writer.write(KEPT + b"\r\n\r\nok")
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(serve, "::1", 0)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    port = server.sockets[0].getsockname()[1]
+    async with upstream_of() as upstream:
+        assert await send(upstream, f"http://[::1]:{port}") == b"ok"
+    server.close()
+    assert hosts == [b"Host: [::1]:%d" % port]
+
+
+async def test_the_next_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that listens on IPv4 only, whose name has an IPv6 address in front."""
+    n_asked = 0
+
+    async def two(host: str, port: int, **options: Any) -> list[Any]:
+        nonlocal n_asked
+        if host != NAME:
+            return list(await resolve(host, port, **options))
+        n_asked += 1
+        stream = socket.SOCK_STREAM
+        return [
+            (socket.AF_INET6, stream, 6, "", ("::1", port, 0, 0)),
+            (socket.AF_INET, stream, 6, "", ("127.0.0.1", port)),
+        ]
+
+    resolve = asyncio.get_running_loop().getaddrinfo
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two)
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of(keepalive_s=0.0) as upstream:
+        for _ in range(3):
+            assert await send(upstream, f"http://{NAME}:{fake.port}") == b"ok"
+    assert n_asked == 1
+    assert fake.calls[0].header("host") == f"{NAME}:{fake.port}"
+
+
+async def test_addresses_are_asked_for_again_when_none_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = ["127.0.0.1"]
+
+    async def moved(host: str, port: int, **options: Any) -> list[Any]:
+        if host != NAME:
+            return list(await resolve(host, port, **options))
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses.pop(0), port))]
+
+    resolve = asyncio.get_running_loop().getaddrinfo
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", moved)
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of() as upstream:
+        await fake.stop()
+        with pytest.raises(UpstreamUnreachableError):
+            await send(upstream, f"http://{NAME}:{fake.port}")
+        addresses.append("127.0.0.1")
+        await fake.start()
+        assert await send(upstream, f"http://{NAME}:{fake.port}") == b"ok"
+
+
+async def test_a_silent_address_is_given_up_on() -> None:
+    """A full backlog: the kernel answers nobody."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(silent.getsockname())
+        limits = ConnectionLimits(connect_timeout_s=0.2)
+        upstream = Upstream(first_byte_timeout_s=None, idle_timeout_s=None, limits=limits)
+        with pytest.raises(UpstreamUnreachableError) as caught:
+            await send(upstream, url)
+        await upstream.close()
+        for filler in fillers:
+            filler.close()
+    assert caught.value.timed_out
+    assert str(caught.value) == "gpu-0: no connection within connect_timeout_s (0.2 s)"
+
+
+async def test_no_sockets_left_here_is_no_fault_of_the_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", full)
+    async with upstream_of() as upstream:
+        with pytest.raises(UpstreamUnreachableError) as caught:
+            await send(upstream, "http://127.0.0.1:9")
+    assert caught.value.own_fault
+
+
+async def test_who_stops_reading_is_not_read_ahead_for() -> None:
+    n_sent = 0
+
+    async def floods(call: Call) -> None:
+        nonlocal n_sent
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
+        for _ in range(1000):
+            await call.send(b"x" * 100_000)
+            n_sent += 100_000
+
+    async with FakeUpstream(floods, by_hand=True) as fake, upstream_of() as upstream:
+        answer = await upstream.send(Instance("gpu-0", fake.url, 0), GET)
+        n_before = -1
+        while n_before != n_sent:
+            n_before = n_sent
+            await asyncio.sleep(0.05)
+        assert n_sent < 20_000_000  # the sockets' buffers
+        n_bytes = 0
+
+        def take(piece: bytes, is_last: bool) -> None:
+            nonlocal n_bytes
+            n_bytes += len(piece)
+
+        await answer.pour(take)
+        assert n_bytes == 100_000_000
+
+
+async def test_pausing_is_no_silence_of_the_instance() -> None:
+    async def two_pieces(call: Call) -> None:
+        await call.send(KEPT + b"\r\n\r\no")
+        await asyncio.sleep(0.05)
+        await call.send(b"k")
+
+    limits = ConnectionLimits()
+    upstream = Upstream(first_byte_timeout_s=None, idle_timeout_s=0.2, limits=limits)
+    loop = asyncio.get_running_loop()
+    async with FakeUpstream(two_pieces) as fake:
+        answer = await upstream.send(Instance("gpu-0", fake.url, 0), GET)
+        pieces = []
+
+        def take(piece: bytes, is_last: bool) -> None:
+            pieces.append(piece)
+            if not is_last:
+                answer.pause()
+                loop.call_later(0.6, answer.resume)
+
+        await answer.pour(take)
+        await upstream.close()
+    assert b"".join(pieces) == b"ok"
