@@ -438,3 +438,17 @@ async def test_pausing_is_no_silence_of_the_instance() -> None:
         await answer.pour(take)
         await upstream.close()
     assert b"".join(pieces) == b"ok"
+
+
+async def test_whoever_cannot_take_an_early_hint_is_told_as_itself() -> None:
+    async def hints(call: Call) -> None:
+        await call.send(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        await call.wait_disconnected()
+
+    def gone(status: int, reason: bytes, headers: object) -> None:
+        raise ConnectionResetError("the client has gone")
+
+    async with FakeUpstream(hints) as fake, upstream_of() as upstream:
+        with pytest.raises(ConnectionResetError):
+            await upstream.send(Instance("gpu-0", fake.url, 0), GET, on_interim=gone)
+        await fake.wait_connections(0)

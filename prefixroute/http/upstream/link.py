@@ -252,7 +252,12 @@ class Link(asyncio.Protocol):
             if self._n_interim > _MAX_INTERIM:
                 raise MalformedError("too many interim answers")
             if self._on_interim is not None:
-                self._on_interim(head.status, head.reason, head.headers)
+                try:
+                    self._on_interim(head.status, head.reason, head.headers)
+                except ConnectionError as fault:
+                    # Its own reader has gone, which is not this connection's loss.
+                    self.give_up(fault)
+                    return
         self._begin(head, block)
 
     def _is_long(self, header: tuple[bytes, bytes]) -> bool:

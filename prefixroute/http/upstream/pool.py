@@ -56,7 +56,7 @@ class Pool:
                 found = link
             else:
                 link.abort()
-        if len(idle) + len(self._warming) < self._limits.n_warm:
+        for _ in range(self._limits.n_warm - len(idle) - len(self._warming)):
             self._warm()
         return found
 
