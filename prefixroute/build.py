@@ -4,15 +4,16 @@ import secrets
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from random import Random
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, TypedDict, assert_never
 
 from prefixroute.config.constants import constants, hold_constants
 from prefixroute.config.routing import RoutingSettings, Strategy
-from prefixroute.config.settings import KvEventsSettings, Settings
+from prefixroute.config.settings import Settings
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.exact import ExactIndex
 from prefixroute.core.fleet import HealthConstants, Instance
 from prefixroute.core.guard import GuardConstants
+from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants
 from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
@@ -42,31 +43,65 @@ def check_settings(settings: Settings) -> None:
         check_files(settings.tokenizer)
 
 
-def make_router(settings: Settings, rng: Random | None = None, exact: ExactIndex | None = None) -> Router:
+class Deciding(TypedDict):
+    """What a router decides by, as `Router` takes it: at the start, and whenever the configuration changes."""
+
+    policy: Policy
+    index_bytes: int
+    load_constants: LoadConstants
+    health: HealthConstants
+    guard: GuardConstants
+    hold: HoldConstants | None
+    sampling: Sampling | None
+    shadows: Shadows | None
+    default_capacity_tokens: int
+
+
+def make_seed(routing: RoutingSettings) -> int:
+    """Of block hashes, and of policies that hash."""
+    return secrets.randbits(64) if routing.hash_seed is None else routing.hash_seed
+
+
+def make_router(
+    settings: Settings, rng: Random | None = None, exact: ExactIndex | None = None, seed: int | None = None
+) -> Router:
     """The deciding part, as configured. Raises ConfigError when a custom policy cannot be made."""
     routing = settings.routing
-    seed = secrets.randbits(64) if routing.hash_seed is None else routing.hash_seed
-    is_ours = routing.strategy == "expected_latency"
+    seed = make_seed(routing) if seed is None else seed
     return Router(
         [
             Instance(i.name, i.url, slot, frozenset(i.models) if i.models is not None else None)
             for slot, i in enumerate(settings.fleet.instances)
         ],
-        make_policy(routing, seed),
-        BlockHasher(routing.block_tokens, seed),
-        rng or Random(secrets.randbits(64)),
-        index_bytes=settings.limits.index_bytes,
-        load_constants=constants(LoadConstants, routing.expected_latency),
-        health=constants(HealthConstants, settings.fleet.health),
-        guard=constants(GuardConstants, routing.expected_latency),
-        # Other strategies are others' rules, which know none of the following.
-        hold=hold_constants(routing.expected_latency) if is_ours else None,
-        sampling=constants(Sampling, routing.expected_latency) if is_ours else None,
-        shadows=make_shadows(routing, seed),
+        hasher=BlockHasher(routing.block_tokens, seed),
+        rng=rng or Random(secrets.randbits(64)),
         exact=exact,
-        default_capacity_tokens=routing.default_capacity_tokens,
         capacities={i.name: i.capacity_tokens for i in settings.fleet.instances if i.capacity_tokens is not None},
+        **make_deciding(settings, make_policy(routing, seed), make_shadows(routing, seed)),
     )
+
+
+def make_deciding(settings: Settings, policy: Policy, shadows: Shadows | None) -> Deciding:
+    routing = settings.routing
+    is_ours = routing.strategy == "expected_latency"
+    return {
+        "policy": policy,
+        "index_bytes": settings.limits.index_bytes,
+        "load_constants": constants(LoadConstants, routing.expected_latency),
+        "health": constants(HealthConstants, settings.fleet.health),
+        "guard": constants(GuardConstants, routing.expected_latency),
+        # Other strategies are others' rules, which know none of the following.
+        "hold": hold_constants(routing.expected_latency) if is_ours else None,
+        "sampling": constants(Sampling, routing.expected_latency) if is_ours else None,
+        "shadows": shadows,
+        "default_capacity_tokens": routing.default_capacity_tokens,
+    }
+
+
+def decides_alike(old: RoutingSettings, new: RoutingSettings) -> bool:
+    """Whether the policy is the same in both, so that what it remembers may stay."""
+    # Strategies without constants have no table.
+    return old.strategy == new.strategy and getattr(old, old.strategy, None) == getattr(new, new.strategy, None)
 
 
 def make_shadows(routing: RoutingSettings, seed: int) -> Shadows | None:
@@ -107,7 +142,7 @@ def make_kv_events(settings: Settings, index: ExactIndex, instances: Sequence[In
     """What keeps `index` true to the instances. Raises ConfigError where the extra is not installed."""
     try:
         from prefixroute.kv_events.service import KvEvents
-        from prefixroute.kv_events.sources import configured
+        from prefixroute.kv_events.sources import addresses_of
     except ModuleNotFoundError as error:
         if error.name not in ("zmq", "msgspec"):
             raise
@@ -115,9 +150,7 @@ def make_kv_events(settings: Settings, index: ExactIndex, instances: Sequence[In
             f"fleet.instances: kv_events needs {error.name}, which is not installed "
             "(pip install 'prefixroute[kv-events]')"
         ) from error
-    of = {i.name: i.kv_events for i in settings.fleet.instances}
-    addresses = {name: [configured(table)] for name, table in of.items() if isinstance(table, KvEventsSettings)}
-    return KvEvents(index, instances, addresses)
+    return KvEvents(index, instances, {i.name: addresses_of(i) for i in settings.fleet.instances})
 
 
 def _custom_policy(factory: str, options: Mapping[str, Any]) -> Policy:

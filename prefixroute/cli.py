@@ -235,10 +235,18 @@ def explain(
         bool, typer.Option("--ladder", help="Instead: why the hit rate is what it is. Takes no body.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The answer as it came.")] = False,
+    token_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Environment variable with the admin port's token.", show_default=False),
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File with the admin port's token.", show_default=False)
+    ] = None,
 ) -> None:
     """Ask a running router where a request would go, and why. Nothing is sent to any instance."""
     from rich.console import Console
 
+    from prefixroute.config.secrets import secret
     from prefixroute.explain import ask, ask_ladder, show, show_ladder
 
     if body is None and not ladder:
@@ -248,11 +256,13 @@ def explain(
         )
     if body is not None and ladder:
         raise ConfigError("explain takes a request body or --ladder, not both")
+    token = secret("token", token_env, token_file)
+    authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
     if body is None:
-        answer = ask_ladder(admin)
+        answer = ask_ladder(admin, authorization)
     else:
         content = sys.stdin.buffer.read() if str(body) == "-" else _read(body)
-        answer = ask(admin, content, path=path, headers=dict(_header(text) for text in header or []))
+        answer = ask(admin, content, path=path, headers=dict(_header(text) for text in header or []) | authorization)
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     else:

@@ -36,6 +36,13 @@ class BodyTooLargeError(RequestError):
     code = "body_too_large"
 
 
+class UnauthorizedError(RequestError):
+    """The request brings no valid key or token."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
 class ForbiddenError(RequestError):
     """The path is closed by configuration, such as engine control."""
 
@@ -44,7 +51,7 @@ class ForbiddenError(RequestError):
 
 
 class TooManyRequestsError(RequestError):
-    """All instances are busy and too many requests wait; `retry_after_s` (whole) is when room is expected."""
+    """More requests than there is room for; `retry_after_s` (whole) is when room is expected."""
 
     status = 429
     code = "too_many_requests"
@@ -93,6 +100,12 @@ class UpstreamUnreachableError(UpstreamError):
         super().__init__(message, nothing_sent=True)
         self.timed_out = timed_out
         self.own_fault = own_fault
+
+
+class UpstreamUntrustedError(UpstreamUnreachableError):
+    """Something listens there, but not with a certificate that is trusted, or not with TLS. Waiting changes nothing."""
+
+    code = "upstream_untrusted"
 
 
 class UpstreamTimeoutError(UpstreamError):

@@ -33,9 +33,9 @@ def ask(admin_url: str, body: bytes, *, path: str | None, headers: Mapping[str, 
     return _asked(admin_url, target, body, headers, "candidates")
 
 
-def ask_ladder(admin_url: str) -> dict[str, Any]:
+def ask_ladder(admin_url: str, headers: Mapping[str, str] = {}) -> dict[str, Any]:
     """The router's ladder. Raises ExplainError as `ask` does."""
-    return _asked(admin_url, "/ladder", None, {}, "gaps")
+    return _asked(admin_url, "/ladder", None, headers, "gaps")
 
 
 def _asked(admin_url: str, target: str, body: bytes | None, headers: Mapping[str, str], field: str) -> dict[str, Any]:

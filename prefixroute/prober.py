@@ -15,10 +15,12 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from ssl import SSLContext
 from types import TracebackType
 from typing import Self
 
@@ -41,6 +43,7 @@ _SAME_START_S = 1.0
 
 _NO_SUCH_PATH = (404, 405)
 _REFUSES_US = (401, 403)
+_CHECK_KEY = "check the key in its api_key_env or api_key_file"
 _OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 # Garbled answers end in ValueErrors of several libraries, unusable host names in UnicodeError, which is one.
 _REQUEST_ERRORS = (aiohttp.ClientError, OSError, ValueError)
@@ -62,9 +65,12 @@ class _Memory:
 class Prober:
     """Probes every instance of the router's fleet. Use as an async context manager around `probe_once`, or `run`.
 
-    `api_keys`: by instance name. `known_capacity`: names whose KV capacity is configured and so not learned.
-    `on_change`: called when an instance may have become able to serve. `on_probe(name, outcome)`: after each probe;
-    outcome is `passed`, the value of a `ProbeFailure`, or `not_sent`. `on_emptied(name, started_s)`: the instance's
+    Instances that come and go while it runs are told by `add` and `remove`.
+
+    `api_keys`, `tls` (with the name that certificates are checked against, or None): by instance name.
+    `known_capacity`: names whose KV capacity is configured and so not learned. `on_change`: called when an instance may
+    have become able to serve. `on_probe(name, outcome)`: after each probe; outcome is `passed`, the value of a
+    `ProbeFailure`, or `not_sent`. `on_emptied(name, started_s)`: the instance's
     cache is gone, because it sleeps or, with the time by its own clock, is a new process. `asks_events`: names of
     instances that are asked where they publish KV events; `on_events` gets their answers. `on_adapters`: gets the
     adapters that an instance lists among its models.
@@ -76,6 +82,7 @@ class Prober:
         health: HealthSettings,
         *,
         api_keys: Mapping[str, str] | None = None,
+        tls: Mapping[str, tuple[SSLContext, str | None]] | None = None,
         known_capacity: Collection[str] = (),
         asks_events: Collection[str] = (),
         on_change: Callable[[], None] = lambda: None,
@@ -89,7 +96,8 @@ class Prober:
     ) -> None:
         self._router = router
         self._health = health
-        self._headers = {name: {"Authorization": f"Bearer {key}"} for name, key in (api_keys or {}).items()}
+        self._headers = _authorizations(api_keys or {})
+        self._tls = dict(tls or {})
         self._known_capacity = frozenset(known_capacity)
         self._on_change = on_change
         self._on_probe = on_probe
@@ -102,17 +110,44 @@ class Prober:
         self._logger = logger or logging.getLogger(__name__)
         self._memories = {s.instance.name: _Memory(s.state) for s in router.fleet.states()}
         self._session: aiohttp.ClientSession | None = None
+        # While it runs.
+        self._tasks: asyncio.TaskGroup | None = None
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    def configure(
+        self,
+        health: HealthSettings,
+        *,
+        api_keys: Mapping[str, str],
+        known_capacity: Collection[str],
+        asks_events: Collection[str],
+        tls: Mapping[str, tuple[SSLContext, str | None]] | None = None,
+    ) -> None:
+        """Probes by these from now on. What instances serve and hold is asked for anew."""
+        self._health = health
+        self._headers = _authorizations(api_keys)
+        self._tls = dict(tls or {})
+        self._known_capacity = frozenset(known_capacity)
+        self._asks_events = frozenset(asks_events)
+        for memory in self._memories.values():
+            memory.health_path = memory.learned_s = None
+
+    def add(self, name: str) -> None:
+        """An instance has joined the fleet: it is probed at once, and from now on."""
+        self._memories[name] = _Memory(self._router.fleet.state(name).state)
+        if self._tasks is not None:
+            self._begin(name, self._tasks)
+
+    def remove(self, name: str) -> None:
+        """The instance leaves the fleet: a probe under way is broken off, and comes to nothing."""
+        self._memories.pop(name, None)
+        watch = self._watches.pop(name, None)
+        if watch is not None:
+            watch.cancel()
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            # At most one request an instance is under way.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            auto_decompress=False,
-            headers={"User-Agent": f"prefixroute/{__version__}", "Accept-Encoding": "identity"},
-            timeout=aiohttp.ClientTimeout(total=self._health.timeout_s),
-        )
+        # At most one request an instance is under way.
+        self._session = _session(aiohttp.TCPConnector(limit=0, force_close=True))
         return self
 
     async def __aexit__(
@@ -124,26 +159,35 @@ class Prober:
 
     async def run(self) -> None:
         """Probes until cancelled: all instances at once, then each at its own pace."""
-        async with self, asyncio.TaskGroup() as tasks:
-            for instance in self._router.fleet.instances:
-                tasks.create_task(self._watch(instance), name=f"probe {instance.name}")
+        try:
+            async with self, asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                for instance in self._router.fleet.instances:
+                    self._begin(instance.name, tasks)
+                # There may be nobody to probe for a while.
+                await asyncio.Event().wait()
+        finally:
+            self._tasks = None
+            self._watches.clear()
 
-    async def _watch(self, instance: Instance) -> None:
-        interval_s = self._health.interval_s
-        await self._probe(instance)
-        await asyncio.sleep(self._rng.random() * interval_s)
+    def _begin(self, name: str, tasks: asyncio.TaskGroup) -> None:
+        self._watches[name] = tasks.create_task(self._watch(name), name=f"probe {name}")
+
+    async def _watch(self, name: str) -> None:
+        await self._probe(name)
+        await asyncio.sleep(self._rng.random() * self._health.interval_s)
         while True:
             began_s = self._clock()
-            await self._probe(instance)
-            pause_s = interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
+            await self._probe(name)
+            pause_s = self._health.interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
             # A slow answer is part of the interval, but never all of it.
             await asyncio.sleep(max(pause_s - (self._clock() - began_s), pause_s * _JITTER))
 
-    async def _probe(self, instance: Instance) -> None:
+    async def _probe(self, name: str) -> None:
         try:
-            await self.probe_once(instance)
+            await self.probe_once(self._router.fleet.state(name).instance)
         except Exception:  # one odd answer must not end the probing of the whole fleet
-            self._logger.exception("%s: fault while probing", instance.name)
+            self._logger.exception("%s: fault while probing", name)
 
     async def probe_once(self, instance: Instance) -> None:
         """One probe and all that follows from it, learning included when it is due. Raises nothing of the network's."""
@@ -203,7 +247,7 @@ class Prober:
         if 200 <= status < 300:
             memory.told.pop("health", None)
         elif status in _REFUSES_US or status in _NO_SUCH_PATH:
-            remedy = "check the key that its api_key_env names" if status in _REFUSES_US else "set fleet.health.path"
+            remedy = _CHECK_KEY if status in _REFUSES_US else "set fleet.health.path"
             self._tell(memory, name, "health", f"answers its health check with {status}: taken as alive ({remedy})")
         else:
             return status == 429  # which is what busy servers say
@@ -279,7 +323,7 @@ class Prober:
             self._log(logging.DEBUG, instance.name, f"{path} could not be read", cause=_error_text(error))
             return None
         if status in _REFUSES_US:
-            remedy = "check the key that its api_key_env names"
+            remedy = _CHECK_KEY
             self._tell(memory, instance.name, path, f"answers {path} with {status} ({remedy})")
         elif body is None:
             self._tell(memory, instance.name, path, f"has a {path} of more than {max_bytes} bytes: not read")
@@ -294,8 +338,22 @@ class Prober:
         """Status and body; None for a body above `max_bytes`."""
         if self._session is None:
             raise RuntimeError("the prober is used outside its context")
-        async with self._session.get(
-            URL(instance.url + path, encoded=True), headers=self._headers.get(instance.name), allow_redirects=False
+        if instance.url.startswith("unix:"):
+            async with _session(aiohttp.UnixConnector(instance.url.removeprefix("unix:"), force_close=True)) as session:
+                return await self._get_by(session, instance, f"http://localhost{path}", max_bytes)
+        return await self._get_by(self._session, instance, instance.url + path, max_bytes)
+
+    async def _get_by(
+        self, session: aiohttp.ClientSession, instance: Instance, url: str, max_bytes: int
+    ) -> tuple[int, bytes | None]:
+        tls, server_name = self._tls.get(instance.name, (True, None))
+        async with session.get(
+            URL(url, encoded=True),
+            ssl=tls,
+            server_hostname=server_name,
+            headers=self._headers.get(instance.name),
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=self._health.timeout_s),
         ) as response:
             body = bytearray()
             if max_bytes:
@@ -326,9 +384,30 @@ def failure_of(error: Exception) -> ProbeFailure | None:
     )
     if is_silence:
         return ProbeFailure.TIMEOUT
+    if isinstance(os_error, ssl.SSLError):
+        return ProbeFailure.STATUS  # something listens: requests find out, too, and are told why
     return ProbeFailure.REFUSED if isinstance(error, aiohttp.ClientConnectorError) else ProbeFailure.STATUS
 
 
+def _authorizations(api_keys: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    return {name: {"Authorization": f"Bearer {key}"} for name, key in api_keys.items()}
+
+
+def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        auto_decompress=False,
+        headers={"User-Agent": f"prefixroute/{__version__}", "Accept-Encoding": "identity"},
+    )
+
+
 def _error_text(error: Exception) -> str:
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate was refused: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError):
+        return f"no TLS: {cause.reason}"
     # The error's own text may hold the address, and with it what the operator wrote there.
     return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__

@@ -82,6 +82,8 @@ class RequestRecord:
     """What the client was told; None when it left before."""
     error: str | None = None
     """Code of the error that ended it."""
+    key: str | None = None
+    """Name of the API key it came with, as the key file has it."""
     streamed: bool = False
     body_bytes: int = 0
     answer_bytes: int = 0

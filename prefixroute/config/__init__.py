@@ -1,7 +1,8 @@
 """Settings: what there is (`settings`), and how it is read from file, environment and command line (`load`)."""
 
-from prefixroute.config.load import api_key, instances_from_urls, load_settings, require_instances
+from prefixroute.config.load import instances_from_urls, load_settings, require_instances
 from prefixroute.config.routing import ExpectedLatencySettings, RoutingSettings, Strategy
+from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import HealthSettings, InstanceSettings, LogSettings, Settings
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "RoutingSettings",
     "Settings",
     "Strategy",
+    "admin_token",
     "api_key",
     "instances_from_urls",
     "load_settings",

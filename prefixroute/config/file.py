@@ -42,7 +42,7 @@ class TextError(ValueError):
 
 def read_file(path: Path) -> dict[str, Any]:
     """The table in a YAML or (by its suffix .json) JSON file; an empty file is an empty table. Raises ConfigError."""
-    text = _read_text(path)
+    text = read_text(path)
     try:
         data = parse_json(text) if path.suffix.lower() == ".json" else parse_yaml(text)
     except TextError as error:
@@ -95,7 +95,8 @@ def parse_yaml(text: str) -> Any:
         raise TextError(f"line {line}: not text: it has the character U+{ord(text[error.position]):04X}") from None
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A small file's text, as UTF-8. Raises ConfigError, which holds its path and nothing of the text."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

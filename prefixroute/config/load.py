@@ -7,17 +7,21 @@ Tables merge, everything else replaces. All problems are told at once, each with
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
+from prefixroute.config.api_keys import read_api_keys
 from prefixroute.config.errors import Where, describe, shown
 from prefixroute.config.file import TextError, parse_yaml, read_file
-from prefixroute.config.settings import InstanceSettings, Settings
+from prefixroute.config.secrets import admin_token, api_key
+from prefixroute.config.settings import Settings
 from prefixroute.config.tables import Table, table_in
+from prefixroute.config.tls import client_context, server_context
 from prefixroute.config.url import instance_url
 from prefixroute.errors import ConfigError
 
@@ -48,7 +52,7 @@ def load_settings(
         settings = Settings.model_validate(_merge(_merge(in_file, in_environ), overrides))
     except ValidationError as error:
         raise _config_error([*problems, *describe(error, sources)]) from None
-    problems += _key_problems(settings, environ)
+    problems += _file_problems(settings, environ)
     if problems:
         raise _config_error(problems)
     return settings
@@ -79,32 +83,36 @@ def instances_from_urls(urls: Sequence[str]) -> list[dict[str, Any]]:
     return instances
 
 
-def api_key(instance: InstanceSettings, environ: Mapping[str, str] | None = None) -> str | None:
-    """The bearer key for `instance`; None if it needs none. Raises ConfigError, which never holds the key."""
-    name = instance.api_key_env
-    if name is None:
-        return None
-    # Files that become variables often end in a newline.
-    key = (os.environ if environ is None else environ).get(name, "").strip()
-    if not key:
-        raise ConfigError(f"the environment variable {name} is not set (set it to the key, or leave api_key_env out)")
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"the environment variable {name} has characters that a header cannot carry")
-    return key
-
-
 def _config_error(problems: Sequence[str]) -> ConfigError:
     more = len(problems) - MAX_PROBLEMS
     return ConfigError("\n".join([*problems[:MAX_PROBLEMS], *([f"and {more} more problems"] if more > 0 else [])]))
 
 
-def _key_problems(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+def _file_problems(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """What is wrong with the variables and files that settings name and a start depends on."""
     problems: list[str] = []
-    for index, instance in enumerate(settings.fleet.instances):
+
+    def attempt(make: Callable[[], object], where: str = "") -> None:
         try:
-            api_key(instance, environ)
+            make()
         except ConfigError as error:
-            problems.append(f"fleet.instances[{index}].api_key_env: {error}")
+            problems.append(f"{where}: {error}" if where else str(error))
+
+    listen, admin = settings.listen, settings.admin
+    if listen.tls is not None:
+        attempt(partial(server_context, listen.tls, "listen.tls"))
+    if listen.api_keys_file is not None:
+        attempt(partial(read_api_keys, Path(listen.api_keys_file)), "listen.api_keys_file")
+    if admin is not None:
+        attempt(partial(admin_token, admin, environ), f"admin.token_{'env' if admin.token_file is None else 'file'}")
+        if admin.tls is not None:
+            attempt(partial(server_context, admin.tls, "admin.tls"))
+    for index, instance in enumerate(settings.fleet.instances):
+        where = f"fleet.instances[{index}]"
+        kind = "env" if instance.api_key_file is None else "file"
+        attempt(partial(api_key, instance, environ), f"{where}.api_key_{kind}")
+        if instance.tls is not None:
+            attempt(partial(client_context, instance.tls, f"{where}.tls"))
     return problems
 
 

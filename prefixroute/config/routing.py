@@ -146,6 +146,9 @@ class RoutingSettings(Table):
     hash_seed: int | None = Field(
         None, ge=0, le=2**64 - 1, description="Seed of block hashes; null: random in each process."
     )
+    isolate_by: Literal["none", "api_key"] = Field(
+        "none", description="Whose prompts may match whose; api_key: only those sent with the same key."
+    )
     block_tokens: int = Field(256, ge=16, le=4096, description="Tokens in one block of the prefix index.")
     default_capacity_tokens: CapacityTokens = Field(
         1_000_000, description="KV capacity of an instance that does not tell its own."

@@ -9,7 +9,7 @@ import ipaddress
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from prefixroute.config.routing import RoutingSettings
 from prefixroute.config.tables import (
@@ -31,7 +31,40 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _PATH = re.compile(r"/[!-\"$-~]{0,1023}")
 _ENDPOINT = re.compile(r"tcp://[!-~]+:(?P<port>[0-9]{1,5})|ipc:///[!-~]+")
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_MAX_FILE_PATH = 4096
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+
+
+def _variable_name(name: str | None, word: str) -> str | None:
+    """Checks the name of an environment variable that holds a secret, which `word` calls."""
+    if name is not None and _ENV_NAME.fullmatch(name) is None:
+        raise SettingError(
+            "must be the name of an environment variable in capitals, digits and underscores "
+            f"(the variable holds the {word}; never write the {word} here)"
+        )
+    if name is not None and name.startswith("PREFIXROUTE_"):
+        raise SettingError("must not begin with PREFIXROUTE_, which is for settings (rename the variable)")
+    return name
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _file_path(path: str) -> str:
+    # One line: a certificate or key pasted where its file's name belongs is refused rather than echoed.
+    if not path or len(path) > _MAX_FILE_PATH or not path.isprintable() or path.endswith("/"):
+        raise SettingError("must be the path of a file")
+    return path
+
+
+FilePath = Annotated[str, AfterValidator(_file_path)]
 
 
 class _AddressTable(Table):
@@ -53,14 +86,90 @@ class _AddressTable(Table):
         return host
 
 
+class ListenTlsSettings(Table):
+    cert_file: FilePath = Field(description="File with the certificate, and those above it (PEM).")
+    key_file: FilePath = Field(description="File with the certificate's private key (PEM, not encrypted).")
+    client_ca_file: FilePath | None = Field(
+        None, description="File with the authorities whose certificates clients must show; null: clients show none."
+    )
+
+
+class CorsSettings(Table):
+    allow_origins: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = Field(
+        description="Origins of the web pages that may read answers, such as https://chat.example; '*': every page."
+    )
+    allow_methods: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = Field(
+        ("GET", "POST", "DELETE"), description="Methods that they may use."
+    )
+    allow_headers: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = Field(
+        ("*",), description="Request headers that they may send; '*': all they ask for."
+    )
+    expose_headers: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        ("x-request-id", "retry-after"), description="Response headers that they may read."
+    )
+    allow_credentials: bool = Field(False, description="Whether browsers may send cookies along.")
+    max_age_s: int = Field(600, ge=0, le=86_400, description="How long browsers may remember these permissions.")
+
+    @field_validator("allow_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for index, origin in enumerate(origins):
+            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+                raise SettingError("must be SCHEME://HOST[:PORT] in lower case, without a path, or '*'", index)
+        if "*" in origins and len(origins) > 1:
+            raise SettingError("has '*', which is every page, and others (keep one or the other)")
+        return origins
+
+    @field_validator("allow_methods", "allow_headers", "expose_headers")
+    @classmethod
+    def _check_tokens(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for index, name in enumerate(names):
+            if _TOKEN.fullmatch(name) is None:
+                raise SettingError("must be a name such as content-type", index)
+        return names
+
+    @model_validator(mode="after")
+    def _check_credentials(self) -> Self:
+        if self.allow_credentials and "*" in self.allow_origins:
+            raise SettingError("needs the origins named in allow_origins, not '*'", "allow_credentials")
+        return self
+
+
 class ListenSettings(_AddressTable):
     host: str = Field("127.0.0.1", description="Address of the data plane; 0.0.0.0 for every IPv4 address.")
     port: Port = Field(8080, description="Port of the data plane; 0 takes a free one.")
+    tls: ListenTlsSettings | None = Field(None, description="TLS for clients; null: plain HTTP.")
+    api_keys_file: FilePath | None = Field(
+        None, description="File with the keys that requests must bring, one a line; null: anyone may send requests."
+    )
+    cors: CorsSettings | None = Field(None, description="What web pages of other origins may do; null: the instance's.")
 
 
 class AdminSettings(_AddressTable):
     host: str = Field("127.0.0.1", description="Address of metrics, health and explanations.")
     port: Port = Field(9190, description="Port of the admin plane; 0 takes a free one.")
+    token_env: str | None = Field(
+        None, description="Environment variable with the bearer token of everything but /livez and /readyz."
+    )
+    token_file: FilePath | None = Field(None, description="File with that token, instead of a variable.")
+    tls: ListenTlsSettings | None = Field(None, description="TLS for the admin plane; null: plain HTTP.")
+
+    @field_validator("token_env")
+    @classmethod
+    def _check_token_env(cls, name: str | None) -> str | None:
+        return _variable_name(name, "token")
+
+    @model_validator(mode="after")
+    def _check_token(self) -> Self:
+        if self.token_env is not None and self.token_file is not None:
+            raise SettingError("is set beside token_env (keep one of them)", "token_file")
+        if self.token_env is None and self.token_file is None and not is_loopback(self.host):
+            raise SettingError(
+                f"{self.host} can be reached from other machines, which needs a token "
+                "(set admin.token_env or admin.token_file; or 127.0.0.1, or admin: null)",
+                "host",
+            )
+        return self
 
 
 class KvEventsSettings(Table):
@@ -87,11 +196,40 @@ class KvEventsSettings(Table):
         return self
 
 
+class InstanceTlsSettings(Table):
+    ca_file: FilePath | None = Field(
+        None, description="File with the authorities that its certificate is checked against; null: the machine's."
+    )
+    cert_file: FilePath | None = Field(None, description="File with the certificate that is shown to it (PEM).")
+    key_file: FilePath | None = Field(
+        None, description="File with that certificate's private key; null: it is in cert_file."
+    )
+    server_name: str | None = Field(
+        None, description="Name that its certificate must have, and that it is asked for; null: the host in url."
+    )
+    verify: bool = Field(True, description="Whether its certificate is checked at all.")
+
+    @field_validator("server_name")
+    @classmethod
+    def _check_server_name(cls, name: str | None) -> str | None:
+        if name is not None and _HOST.fullmatch(name) is None:
+            raise SettingError("must be a host name")
+        return name
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> Self:
+        if self.key_file is not None and self.cert_file is None:
+            raise SettingError("needs cert_file, whose key it is", "key_file")
+        return self
+
+
 class InstanceSettings(Table):
-    url: str = Field(description="Where it listens: http(s)://HOST[:PORT][/BASE], kept without trailing slash.")
+    url: str = Field(
+        description="Where it listens: http(s)://HOST[:PORT][/BASE], kept without trailing slash; or unix:/PATH."
+    )
     name: str = Field(
         default_factory=lambda data: instance_name(data["url"]) if "url" in data else "",
-        description="What logs, metrics and the admin plane call it; HOST:PORT when left out.",
+        description="What logs, metrics and the admin plane call it; HOST:PORT, or unix:FILE, when left out.",
     )
     models: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = Field(
         None, description="Models it serves; null asks its /v1/models."
@@ -99,6 +237,10 @@ class InstanceSettings(Table):
     api_key_env: str | None = Field(
         None,
         description="Environment variable with the bearer key of probes, and of requests that bring no key.",
+    )
+    api_key_file: FilePath | None = Field(None, description="File with that key, instead of a variable.")
+    tls: InstanceTlsSettings | None = Field(
+        None, description="TLS to an https:// url; null: checked against the machine's authorities."
     )
     capacity_tokens: CapacityTokens | None = Field(
         None,
@@ -145,14 +287,15 @@ class InstanceSettings(Table):
     @field_validator("api_key_env")
     @classmethod
     def _check_api_key_env(cls, name: str | None) -> str | None:
-        if name is not None and _ENV_NAME.fullmatch(name) is None:
-            raise SettingError(
-                "must be the name of an environment variable in capitals, digits and underscores "
-                "(the variable holds the key; never write the key here)"
-            )
-        if name is not None and name.startswith("PREFIXROUTE_"):
-            raise SettingError("must not begin with PREFIXROUTE_, which is for settings (rename the variable)")
-        return name
+        return _variable_name(name, "key")
+
+    @model_validator(mode="after")
+    def _check_security(self) -> Self:
+        if self.api_key_env is not None and self.api_key_file is not None:
+            raise SettingError("is set beside api_key_env (keep one of them)", "api_key_file")
+        if self.tls is not None and not self.url.startswith("https://"):
+            raise SettingError("is for a url that begins with https:// (change the url, or leave tls out)", "tls")
+        return self
 
 
 class HealthSettings(Table):
@@ -251,6 +394,9 @@ class UpstreamSettings(Table):
     max_requests: int | None = Field(
         None, ge=1, le=10**9, description="Requests on one connection; null: as many as the instance takes."
     )
+    sse_comment_s: Seconds | None = Field(
+        None, description="After so long a silence between events, a stream gets a comment line; null: never."
+    )
     warm_connections: int = Field(
         0, ge=0, le=10_000, description="Unused connections kept ready for each instance that has traffic."
     )
@@ -301,6 +447,12 @@ class LimitsSettings(Table):
         100_000, ge=0, le=10**7, description="Stored responses whose instance is remembered."
     )
     max_decisions: int = Field(1000, ge=0, le=10**5, description="Requests whose decisions the admin plane can show.")
+    per_key_in_flight: int | None = Field(
+        None, ge=1, le=10**6, description="Requests of one API key under way at a time; null: any number."
+    )
+    per_key_requests_per_minute: int | None = Field(
+        None, ge=1, le=10**9, description="Requests of one API key in a minute; null: any number."
+    )
 
 
 class LogSettings(Table):
@@ -349,6 +501,12 @@ class Settings(Table):
         None, description="Requests as keyed hashes, lengths and times, for simulate and replay; null: off."
     )
     response_headers: bool = Field(False, description="Whether answers tell the decision in x-prefixroute-*.")
+    watch_config: bool = Field(
+        True, description="Whether a change of the file, or of one that it names, is taken up by itself."
+    )
+    shutdown_delay_s: SecondsFromZero = Field(
+        0.0, description="How long requests are taken after a stop signal, while health checks say no already."
+    )
     drain_timeout_s: SecondsFromZero = Field(
         25.0, description="How long requests in flight may take to end after a stop signal."
     )
@@ -361,6 +519,22 @@ class Settings(Table):
         hosts = {listen.host, admin.host}
         if len(hosts) == 1 or hosts & _EVERY_ADDRESS:
             raise SettingError(f"{admin.port} is also listen.port (choose another, or admin: null)", "admin", "port")
+        return self
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        if self.listen.api_keys_file is None:
+            for name in ("per_key_in_flight", "per_key_requests_per_minute"):
+                if getattr(self.limits, name) is not None:
+                    raise SettingError("needs listen.api_keys_file, which says what keys there are", "limits", name)
+        if self.routing.isolate_by == "api_key" and any(i.kv_events != "off" for i in self.fleet.instances):
+            # What an engine holds, it holds for everybody who sends no cache_salt.
+            raise SettingError(
+                "cannot be api_key while an instance has kv_events (turn them off, or have clients send a cache_salt "
+                "and leave this out)",
+                "routing",
+                "isolate_by",
+            )
         return self
 
     @model_validator(mode="after")

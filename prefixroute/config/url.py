@@ -9,6 +9,10 @@ from urllib.parse import urlsplit
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_NAME = 64
+_UNIX = "unix:"
+_SOCKET = re.compile(r"(?:/[A-Za-z0-9._~+,@=-]+)+")
+# What Linux takes; others take a little less, and say so.
+_MAX_SOCKET_PATH = 107
 _NO_SCHEME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?(/[A-Za-z0-9._/-]*)?")
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::([^:]*))?")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -18,6 +22,21 @@ _PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
 
 
 def instance_url(text: str) -> str:
+    """As `http_url`; or `unix:/PATH`, of a socket on this machine. Raises ValueError as `http_url` does."""
+    if text[: len(_UNIX)].lower() != _UNIX:
+        return http_url(text)
+    path = text[len(_UNIX) :]
+    # `unix:///run/x` means the same to many.
+    if path.startswith("///"):
+        path = path[2:]
+    if _SOCKET.fullmatch(path) is None:
+        raise ValueError("has no absolute path of a socket (write unix:/run/vllm.sock)")
+    if len(path) > _MAX_SOCKET_PATH:
+        raise ValueError(f"has a path of more than {_MAX_SOCKET_PATH} bytes, which sockets cannot have")
+    return _UNIX + path
+
+
+def http_url(text: str) -> str:
     """`text` in its one spelling: host in lower case, no default port, no trailing slash.
 
     Raises ValueError with what is wrong, to be read after the name of the setting.
@@ -48,7 +67,13 @@ def instance_url(text: str) -> str:
 
 
 def instance_name(url: str) -> str:
-    """HOST:PORT of a URL that `instance_url` made; a long host loses its end, so that it fits a name."""
+    """HOST:PORT of a URL that `instance_url` made; a long host loses its end, so that it fits a name.
+
+    Of a socket unix:FILE, with - for what names cannot have.
+    """
+    if url.startswith(_UNIX):
+        file = re.sub(r"[^A-Za-z0-9._-]", "-", url.rpartition("/")[2])
+        return _UNIX + file[-(_MAX_NAME - len(_UNIX)) :]
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     port = f":{parts.port or _DEFAULT_PORTS[parts.scheme]}"
@@ -56,7 +81,9 @@ def instance_name(url: str) -> str:
 
 
 def instance_address(url: str) -> tuple[str, int]:
-    """Host (no brackets) and port of a URL that `instance_url` made."""
+    """Host (no brackets) and port of a URL that `instance_url` made; of a socket none."""
+    if url.startswith(_UNIX):
+        return "", 0
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
 

@@ -39,6 +39,33 @@ class Capacities:
         for slot, tokens in self.by_slot.items():
             index.add(slot, self._blocks(tokens))
 
+    def add(self, slot: int, known_tokens: int | None = None) -> None:
+        """An instance joins; `known_tokens` where it is configured."""
+        if known_tokens is not None:
+            self._told.add(slot)
+        self.by_slot[slot] = tokens = self._default if known_tokens is None else known_tokens
+        self._index.add(slot, self._blocks(tokens))
+        self._tell()
+
+    def remove(self, slot: int) -> None:
+        """The instance leaves: its map goes."""
+        del self.by_slot[slot]
+        self._told.discard(slot)
+        self._index.remove(slot)
+        self._tell()
+
+    def configure(self, default_tokens: int) -> None:
+        """Another size is assumed of instances that do not tell. What was learned from the old one is dropped."""
+        if default_tokens != self._default:
+            self._default = default_tokens
+            for slot in self.by_slot.keys() - self._told:
+                self._resize(slot, default_tokens)
+
+    def unknown(self, slot: int) -> None:
+        """The size is no longer configured: it is as for an instance that has not told yet."""
+        self._told.discard(slot)
+        self._resize(slot, self._default)
+
     def tell(self, ladder: Ladder) -> None:
         """`ladder` is told of changes of `fleet_blocks` from now on."""
         self._ladder = ladder
@@ -62,7 +89,7 @@ class Capacities:
         """An instance said how much of a prompt was cached, here in the router's tokens."""
         request, candidate, slot = lease.request, lease.decision.candidate, lease.instance.slot
         # What the instance said by itself says nothing of the map that stands for it otherwise.
-        if slot in self._told or not request.chain or candidate.exact:
+        if slot in self._told or slot not in self.by_slot or not request.chain or candidate.exact:
             return
         factor = capacity_factor(
             candidate.matched_tokens,
@@ -79,8 +106,11 @@ class Capacities:
         if tokens != self.by_slot[slot]:
             self.by_slot[slot] = tokens
             self._index.resize(slot, self._blocks(tokens))
-            if self._ladder is not None:
-                self._ladder.resize(self.fleet_blocks)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._ladder is not None:
+            self._ladder.resize(self.fleet_blocks)
 
     def _blocks(self, tokens: int) -> int:
         return max(1, tokens // self._block_tokens)

@@ -139,8 +139,17 @@ class ExactIndex:
         self._replan()
         return source
 
+    def remove(self, slot: int) -> None:
+        """The instance leaves the fleet: its sources are closed, and what they had counted is forgotten."""
+        for source in list(self.sources(slot)):
+            self.close(source)
+        self._slots.pop(slot, None)
+        self._gone.pop(slot, None)
+
     def close(self, source: Source) -> None:
-        """Forgets the source and all it told."""
+        """Forgets the source and all it told. The second time does nothing."""
+        if self._sources.get(source.bit) is not source:
+            return
         self.clear(source)
         source.counts.lag_s = None
         self._gone.setdefault(source.slot, Counts()).add(source.counts)

@@ -79,6 +79,11 @@ class Feedback:
     def add(self, slot: int) -> None:
         self._by_slot[slot] = InstanceFeedback()
 
+    def remove(self, slot: int) -> None:
+        """The instance leaves the fleet; what else is reported of it is not counted."""
+        del self._by_slot[slot]
+        self._changed.discard(slot)
+
     def of(self, slot: int) -> InstanceFeedback:
         return self._by_slot[slot]
 
@@ -91,7 +96,9 @@ class Feedback:
 
     def reported(self, slot: int, predicted_tokens: float, reported_tokens: float) -> None:
         """One answer's report, and what was predicted for it."""
-        one = self._by_slot[slot]
+        one = self._by_slot.get(slot)
+        if one is None:
+            return
         one.n_reports += 1
         one.predicted_tokens += predicted_tokens
         one.reported_tokens += reported_tokens

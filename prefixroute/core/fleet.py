@@ -10,13 +10,16 @@ take a request. States and what moves them:
 
 Draining is intent, not health: no new requests, whatever the state.
 
+An instance that joins a fleet at work is STARTING as well, but gets a request before its first good probe only when
+nobody else could take it: others need not find out at their clients' cost that it is not there yet.
+
 Fail open: a server that is busy with a huge prompt may not answer its health check, and neither may its
 neighbours. Probes that time out while others do too are not believed, and when nobody is up, everybody who does
 not refuse connections may be tried.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -40,7 +43,8 @@ class ProbeFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One model server. `slot`: its number in index and load; `models` None: learned by asking it."""
+    """One model server. `slot`: its number in index and load, never given to another; `models` None: learned by
+    asking it."""
 
     name: str
     url: str
@@ -71,14 +75,16 @@ class InstanceState:
         "draining",
         "failure",
         "instance",
+        "joining",
         "last_probe_timed_out",
         "models",
         "state",
     )
 
-    def __init__(self, instance: Instance, pause_s: float) -> None:
+    def __init__(self, instance: Instance, pause_s: float, *, joining: bool = False) -> None:
         self.instance = instance
         self.state = State.STARTING
+        self.joining = joining
         self.draining = False
         self.failure: ProbeFailure | None = None
         self.models = instance.models
@@ -101,6 +107,7 @@ class Fleet:
         # Rebuilt on every event that changes it, so that a decision only filters.
         self._by_model: dict[str | None, tuple[InstanceState, ...]] = {}
         self._n_trials = 0
+        self._next_slot = max((s.instance.slot for s in self._states.values()), default=-1) + 1
 
     @property
     def instances(self) -> Sequence[Instance]:
@@ -112,6 +119,41 @@ class Fleet:
 
     def states(self) -> Iterable[InstanceState]:
         return self._states.values()
+
+    def has(self, instance: Instance) -> bool:
+        """Whether it is in the fleet still; another one of its name does not count."""
+        state = self._states.get(instance.name)
+        return state is not None and state.instance.slot == instance.slot
+
+    # ------------------------------------------------------------------ who belongs to it
+
+    def add(self, name: str, url: str, models: frozenset[str] | None = None) -> Instance:
+        """A new instance joins, in a slot that nobody had before. Raises ValueError for a name that is there."""
+        if name in self._states:
+            raise ValueError(f"{name} is in the fleet already")
+        instance = Instance(name, url, self._next_slot, models)
+        self._next_slot += 1
+        self._states[name] = InstanceState(instance, self._health.eject_s, joining=True)
+        self._by_model.clear()
+        return instance
+
+    def remove(self, name: str) -> Instance:
+        """The instance leaves. Raises KeyError for a name that is not there."""
+        instance = self._states.pop(name).instance
+        self._by_model.clear()
+        return instance
+
+    def set_models(self, name: str, models: frozenset[str] | None) -> None:
+        """Another list of models is configured; None: they are learned from now on, and until then what was known."""
+        state = self._states[name]
+        state.instance = replace(state.instance, models=models)
+        if models is not None:
+            state.models = models
+        self._by_model.clear()
+
+    def configure(self, health: HealthConstants) -> None:
+        """Other constants from now on. Pauses under way stay as they are."""
+        self._health = health
 
     # ------------------------------------------------------------------ who may serve
 
@@ -173,7 +215,7 @@ class Fleet:
     def _may_be_tried(self, state: InstanceState, now_s: float) -> bool:
         match state.state:
             case State.STARTING:
-                return True
+                return not state.joining
             case State.HALF_OPEN:
                 return not state._trial
             case State.EJECTED:
@@ -185,6 +227,8 @@ class Fleet:
     def _may_be_last_resort(self, state: InstanceState, now_s: float) -> bool:
         if state.state is State.DOWN:
             return state.failure is not ProbeFailure.REFUSED
+        if state.state is State.STARTING:
+            return True
         return state.state is State.EJECTED and now_s >= state._ejected_until_s
 
     # ------------------------------------------------------------------ events
@@ -287,6 +331,7 @@ class Fleet:
 
     def _up(self, state: InstanceState) -> None:
         state.state = State.UP
+        state.joining = False
         state._was_up = True
         state.failure = None
         state._trial = 0

@@ -60,6 +60,11 @@ class Guard:
         self._unmatched = _Kind()
         self.weight = 1.0
 
+    def configure(self, constants: GuardConstants) -> None:
+        """Other constants from now on; what was observed stays."""
+        self._constants = constants
+        self.weight = self._weight()
+
     def observe(self, cold_work: float, promised_work: float, took_s: float) -> None:
         """A prefill of `cold_work` tokens, of which matches left `promised_work` to do, took so long, alone."""
         if cold_work < _MIN_COLD_TOKENS:

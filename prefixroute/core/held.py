@@ -89,12 +89,16 @@ class HeldRequests:
         bound_to: Collection[int] | None = None,
         behind: Held | None = None,
     ) -> list[Held]:
-        """The `n` oldest of these models; only those bound to these slots, only of those who came after `behind`."""
+        """The `n` oldest of these models; only those bound to these slots or to none, and who came after `behind`."""
         coming = iter(self._held)
         if behind is not None:
             coming = dropwhile(lambda held: held is not behind, coming)
             next(coming, None)
-        fit = (held for held in coming if held.model in models and (bound_to is None or held.slot in bound_to))
+        fit = (
+            held
+            for held in coming
+            if held.model in models and (bound_to is None or held.slot < 0 or held.slot in bound_to)
+        )
         return list(islice(fit, n))
 
     def hold(self, held: Held, slot: int, work: float, *, retry_after_s: float) -> None:
@@ -113,6 +117,17 @@ class HeldRequests:
         self._unbind(held)
         held.slot, held.work = slot, work
         self.by_slot[slot] = self.by_slot.get(slot, 0.0) + work
+
+    def remove(self, slot: int) -> None:
+        """The instance leaves the fleet: who was bound to it is bound to nobody until it is looked at again."""
+        if self.by_slot.pop(slot, None) is not None:
+            for held in self._held:
+                if held.slot == slot:
+                    held.slot = -1
+
+    def configure(self, max_held: int) -> None:
+        """Another bound from now on; who is held stays."""
+        self._max_held = max_held
 
     def leave(self, held: Held) -> bool:
         """It is held no longer. False: it was not (any more)."""

@@ -69,6 +69,10 @@ class PrefixIndex:
         self._n_held = 0
         self._n_records = 0
 
+    def configure(self, max_bytes: int) -> None:
+        """Another bound from now on; what is above it goes with the next `record`."""
+        self._max_held = max_bytes // BYTES_PER_BLOCK
+
     @property
     def n_bytes(self) -> int:
         """Estimated memory of the index, bytes."""

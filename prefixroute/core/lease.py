@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """A request's place on an instance, from the decision until the attempt is over. Use as a context manager."""
+    """A request's place on an instance, from the decision until the attempt is over. Use as a context manager.
+
+    The instance may leave the fleet meanwhile. Then the place stays counted until the end, and nothing of what is
+    learned here touches another instance that has its name by now.
+    """
 
     __slots__ = ("_flight", "_recorded", "_router", "_trial", "_unreported", "candidates", "decision", "request")
 
@@ -46,7 +50,13 @@ class Lease:
 
     def answered(self) -> None:
         """A sound answer (not 5xx) has begun: the instance lives."""
-        self._router.fleet.answered(self.instance.name)
+        if self._router.fleet.has(self.instance):
+            self._router.fleet.answered(self.instance.name)
+
+    def connect_failed(self, now_s: float, *, timed_out: bool) -> None:
+        """No connection to the instance, as `Router.connect_failed`."""
+        if self._router.fleet.has(self.instance):
+            self._router.connect_failed(self.instance.name, now_s, timed_out=timed_out)
 
     def first_byte(self, now_s: float, *, learn: bool) -> None:
         """The first byte of the answer's body is here. `learn`: of a sound answer, so its time tells the speed."""
@@ -65,7 +75,8 @@ class Lease:
 
         It was used until now, so it is the newest there.
         """
-        self._router.index.record(self.request.chain if chain is None else chain, self.instance.slot)
+        if self._router.fleet.has(self.instance):
+            self._router.index.record(self.request.chain if chain is None else chain, self.instance.slot)
         if chain is not None:
             self._router.audit.ladder.extended(chain[len(self.request.chain) :])
 

@@ -145,6 +145,11 @@ class Load:
         self.mean_work = self._constants.mean_work_tokens
         """Running mean of the work dispatched, tokens."""
 
+    def configure(self, constants: LoadConstants, guard: GuardConstants) -> None:
+        """Other constants from now on. What was learned stays."""
+        self._constants = constants
+        self.guard.configure(guard)
+
     def add(self, slot: int) -> None:
         self._by_slot[slot] = InstanceLoad()
 

@@ -83,6 +83,8 @@ class Prompt:
     """Whether the key is the engine's own token ids, all of them."""
     cache_salt: str | None = field(default=None, repr=False)
     """vLLM shares no cache between salts."""
+    tenant: bytes = field(default=b"", repr=False)
+    """Whose it is, where tenants' prompts must not match each other's; a part of `scope`."""
     answered_as: Api | None = None
     """Grammar of the answer, if its words will stand behind this key in the next turn's; None: not surely."""
     body: bytes = field(default=b"", repr=False, compare=False)
@@ -113,11 +115,12 @@ def read_prompt(
     session_id: str | None = None,
     prefix_aware_id: str | None = None,
     encoded: bool = False,
+    tenant: bytes = b"",
 ) -> Prompt:
     """Read `body` as `api` speaks it; never raises, whatever the body.
 
     `encoded`: the request has a Content-Encoding. `session_id` and `prefix_aware_id` come from headers and
-    are handed through.
+    are handed through. `tenant`: see `Prompt.tenant`; of one length, or empty.
     """
     parsed = not encoded and len(body) <= MAX_PARSED_BYTES and not _is_intricate(body)
     fields, no_key = _fields(body, encoded=encoded, parsed=parsed)
@@ -136,7 +139,7 @@ def read_prompt(
     model = _text(fields.get("model"))
     return Prompt(
         model=model,
-        scope=_scope(model, fields),
+        scope=_scope(model, fields) + tenant,
         key=key,
         n_tokens=n_tokens,
         stream=fields.get("stream") is True,
@@ -147,6 +150,7 @@ def read_prompt(
         previous_response_id=_text(fields.get("previous_response_id")),
         is_token_ids=bool(key) and parsed and shape is Api.COMPLETIONS and _are_ids(fields),
         cache_salt=_text(fields.get("cache_salt")),
+        tenant=tenant,
         answered_as=_answered_as(shape, fields) if key and parsed else None,
         body=body,
         messages=messages if isinstance(messages, list) else None,

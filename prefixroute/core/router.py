@@ -6,6 +6,7 @@ back: a lease is a context manager, and its end returns the place in flight what
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 
 from prefixroute.core.audit import Audit
@@ -21,6 +22,7 @@ from prefixroute.core.kv_sources import Trust
 from prefixroute.core.lease import Lease
 from prefixroute.core.load import Load, LoadConstants
 from prefixroute.core.matching import Matcher
+from prefixroute.core.membership import Membership
 from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason, least_outstanding
 from prefixroute.core.prompt import Prompt
 from prefixroute.core.request import Request
@@ -77,7 +79,8 @@ class Router:
         self.n_policy_faults = 0
         """Decisions in which the policy failed, so that load decided."""
         self.last_policy_fault: Exception | None = None
-        self._policy = policy
+        self.policy = policy
+        """Read-only; see `configure`."""
         self._hold = hold
         self._exact = exact
         self._hasher = hasher
@@ -95,6 +98,53 @@ class Router:
         for instance in instances:
             self.load.add(instance.slot)
             self.audit.feedback.add(instance.slot)
+        self._members = Membership(self.fleet, self.load, self.held, self.capacities, self.audit.feedback, exact)
+
+    # ------------------------------------------------------------------ changes while it works
+
+    def add_instance(
+        self, name: str, url: str, *, models: frozenset[str] | None = None, capacity_tokens: int | None = None
+    ) -> Instance:
+        """An instance joins. Nothing is known of it, and others go first until a probe has passed.
+
+        `capacity_tokens`: where it is configured. Raises ValueError for a name that is in the fleet.
+        """
+        return self._members.add(name, url, models, capacity_tokens)
+
+    def remove_instance(self, name: str) -> Instance:
+        """The instance leaves, and what is known of it is forgotten. It gets nothing new; its leases end as any others.
+
+        Raises KeyError for a name that is not in the fleet.
+        """
+        return self._members.remove(name)
+
+    def leaving(self) -> dict[str, int]:
+        """Removed instances that have requests under way still, and how many."""
+        return self._members.leaving()
+
+    def configure(
+        self,
+        *,
+        policy: Policy,
+        load_constants: LoadConstants,
+        health: HealthConstants,
+        guard: GuardConstants,
+        hold: HoldConstants | None,
+        sampling: Sampling | None,
+        shadows: Shadows | None,
+        index_bytes: int,
+        default_capacity_tokens: int,
+    ) -> None:
+        """Decides by these from now on; see the constructor. What is known of instances stays."""
+        self.policy = policy
+        self._hold = hold
+        self.held.configure(hold.max_held if hold is not None else 0)
+        self.load.configure(load_constants, guard)
+        self.fleet.configure(health)
+        self.index.configure(index_bytes)
+        self.capacities.configure(default_capacity_tokens)
+        self.audit.shadows = shadows
+        self._survey.configure(sampling)
 
     # ------------------------------------------------------------------ deciding
 
@@ -170,9 +220,10 @@ class Router:
         are told so. When all of the oldest wait for others, those behind them who would go where there is room are
         looked at as well: else a prefix that is worth waiting for could keep everybody from idle instances.
         """
-        hold = self._hold
-        if hold is None or not len(self.held):
+        if not len(self.held):
             return
+        # Held under constants that hold nobody any more: all go.
+        hold = self._hold or HoldConstants(hold_s=inf, hold_batch=len(self.held))
         fleet_rate = self.load.fleet_rate()
         limit = hold.hold_s * fleet_rate
         room: set[int] = set()
@@ -283,7 +334,7 @@ class Router:
     def _pick(self, facts: Facts, candidates: list[Candidate]) -> Decision:
         try:
             # A copy: what a policy does to its list must not reach the one that load would decide on.
-            decision = self._policy.pick(facts, tuple(candidates), self._rng)
+            decision = self.policy.pick(facts, tuple(candidates), self._rng)
             _check(decision, candidates)
         except Exception as fault:  # noqa: BLE001  a policy's fault must never cost a request
             self.n_policy_faults += 1
@@ -296,7 +347,7 @@ class Router:
         slot = candidate.instance.slot
         if decision.reason is not Reason.FALLBACK:
             try:
-                self._policy.record(facts, decision)
+                self.policy.record(facts, decision)
             except Exception as fault:  # noqa: BLE001  as above: the choice stands
                 self.n_policy_faults += 1
                 self.last_policy_fault = fault
@@ -352,6 +403,10 @@ class Router:
     def learned_capacity(self, name: str, capacity_tokens: int) -> None:
         """The instance told the size of its KV cache: its map is sized like it, whatever it reports of hits."""
         self.capacities.told(self._slot(name), capacity_tokens)
+
+    def forget_capacity(self, name: str) -> None:
+        """The size is no longer configured: it is unknown until the instance tells it, or its reports do."""
+        self.capacities.unknown(self._slot(name))
 
     def reported(self, lease: Lease, cached_tokens: float) -> None:
         """By `Lease.reported`. `cached_tokens` in the router's tokens."""

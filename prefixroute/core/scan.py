@@ -38,14 +38,31 @@ _HASHED_END_BYTES = 64 * 1024
 # However long the rest of a body is, look at this many places of it.
 _MAX_SAMPLES = 512
 
-# No match inside a string: there, both quotes are escaped.
-_PROMPT_FIELD = re.compile(
-    rb'"(?:messages|prompt|input|inputs|input_ids|token_ids|text|system|instructions|tools)"\s*:'
+_PROMPT_NAMES = (
+    *("messages", "prompt", "input", "inputs", "input_ids", "token_ids", "text", "system", "instructions", "tools"),
 )
-_SMALL_FIELD = re.compile(
-    rb'"(?:model|stream|max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens|cache_salt'
-    rb'|extra_key|lora_path|lora_name|lora_request|previous_response_id|parameters|sampling_params)"\s*:'
+_SMALL_NAMES = (
+    *("model", "stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "cache_salt"),
+    *("extra_key", "lora_path", "lora_name", "lora_request", "previous_response_id", "parameters", "sampling_params"),
 )
+
+
+def _begin_of(names: tuple[str, ...], *, escaped: bool) -> re.Pattern[bytes]:
+    """Where one of these fields begins. `escaped`: its name may be spelt with escapes, which the engine reads alike.
+
+    No match inside a string: there, both quotes are escaped.
+    """
+    spelt = "|".join(
+        "".join(rf"(?:{char}|\\u00(?i:{ord(char):02x}))" for char in name) if escaped else name for name in names
+    )
+    return re.compile(rf'"(?:{spelt})"\s*:'.encode())
+
+
+_PROMPT_FIELD = _begin_of(_PROMPT_NAMES, escaped=False)
+_SMALL_FIELD = _begin_of(_SMALL_NAMES, escaped=False)
+# Up to three times the work, so it is only for where escapes of ASCII are.
+_ESCAPED_SMALL_FIELD = _begin_of(_SMALL_NAMES, escaped=True)
+_ESCAPED = re.compile(rb"\\u00[2-7]")
 
 
 def edge_fields(body: bytes) -> dict[str, Any]:
@@ -63,7 +80,8 @@ def _leading_fields(head: bytes) -> dict[str, Any]:
 
 
 def _trailing_fields(tail: bytes) -> dict[str, Any]:
-    for _, match in zip(range(MAX_CUTS), _SMALL_FIELD.finditer(tail), strict=False):
+    begin = _ESCAPED_SMALL_FIELD if _ESCAPED.search(tail) else _SMALL_FIELD
+    for _, match in zip(range(MAX_CUTS), begin.finditer(tail), strict=False):
         fields = _object(b"{" + tail[match.start() :])
         if fields is not None:
             return fields

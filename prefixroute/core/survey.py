@@ -49,6 +49,9 @@ class Survey:
         self._sampling = sampling
         self._rng = rng
 
+    def configure(self, sampling: Sampling | None) -> None:
+        self._sampling = sampling
+
     def look(
         self,
         request: Request,

@@ -1,7 +1,8 @@
-"""The admin plane: metrics, health, instances, explanations. Its own port, on loopback by default, without a token.
+"""The admin plane: metrics, health, instances, explanations. Its own port, on loopback by default.
 
-Because there is no token, what changes something or costs something is refused to web pages: a browser marks such
-requests with Origin or Sec-Fetch-Site, whatever page makes it send them. Nothing here echoes a prompt or a header.
+With a token, everything needs it but liveness and readiness. There may be none, so what changes something or costs
+something is refused to web pages: a browser marks such requests with Origin or Sec-Fetch-Site, whatever page makes it
+send them. Nothing here echoes a prompt or a header.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from traceback import format_tb
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import orjson
@@ -18,10 +20,11 @@ from prefixroute.core.fleet import InstanceState
 from prefixroute.core.prompt import MAX_PARSED_BYTES, Api, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.core.tokens import ExactTokens
-from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError
+from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError, UnauthorizedError
 from prefixroute.http.admin_views import explanation_view, instance_view, ladder_view, record_view, states_view
 from prefixroute.http.ask import read_token_ids
-from prefixroute.http.body import BodyLimits, check_framing, check_length, expect_continue, read_whole
+from prefixroute.http.auth import AdminToken
+from prefixroute.http.body import BodyLimits, check_head, check_length, expect_continue, read_whole
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import RawHeaders, first, is_encoded, prefix_aware_id, short_text
 from prefixroute.http.response import RawResponse
@@ -108,8 +111,10 @@ class Admin:
         body_limits: BodyLimits = _BODY_LIMITS,
         clock: Callable[[], float] = time.monotonic,
         exact_tokens: ExactTokens | None = None,
+        token: AdminToken | None = None,
     ) -> None:
         self._router = router
+        self._token = token or AdminToken()
         self._exact_tokens = exact_tokens
         self._metrics = metrics
         self._strategy = strategy
@@ -130,9 +135,12 @@ class Admin:
             "/ladder": self._ladder,
         }
         self._post: dict[str, _Endpoint] = {"/explain": self._explain}
-        for instance in router.fleet.instances:
-            self._post[f"{_INSTANCES}{instance.name}/drain"] = self._drain
-            self._post[f"{_INSTANCES}{instance.name}/undrain"] = self._undrain
+
+    def configure(self, *, strategy: str, session_header: str, body_limits: BodyLimits) -> None:
+        """For requests that come from now on."""
+        self._strategy = strategy
+        self._session_header = session_header.lower().encode("ascii")
+        self._body_limits = body_limits
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The answer to one request, already written. Every error as JSON, and none with a traceback."""
@@ -148,22 +156,33 @@ class Admin:
         return response
 
     async def _reply(self, request: web.BaseRequest) -> Reply:
-        check_framing(request)
+        check_head(request)
         path = plain_path(request.raw_path)
+        # Orchestrators ask these two, and have no token.
+        if path not in ("/livez", "/readyz") and not self._token.admits(request.raw_headers):
+            raise UnauthorizedError("the admin token is required (Authorization: Bearer TOKEN)")
         if request.method in ("GET", "HEAD"):
             endpoint = self._decision if path.startswith(_DECISIONS) else self._get.get(path)
         else:
             _refuse_web_pages(request.raw_headers)
-            endpoint = self._post.get(path) if request.method == "POST" else None
+            endpoint = self._posted(path) if request.method == "POST" else None
         if endpoint is not None:
             return await endpoint(request)
         if path in self._get or path.startswith(_DECISIONS):
             raise MethodError("GET,HEAD")
-        if path in self._post:
+        if self._posted(path) is not None:
             raise MethodError("POST")
         if path.startswith(_INSTANCES) and path.endswith(("/drain", "/undrain")):
             raise UnknownInstanceError("no instance of this name (GET /instances lists the names)")
         raise UnknownEndpointError("there is nothing at this path (GET / lists what there is)")
+
+    def _posted(self, path: str) -> _Endpoint | None:
+        """What a POST to `path` reaches; None: nothing, or an instance that is not in the fleet."""
+        if not path.startswith(_INSTANCES):
+            return self._post.get(path)
+        name, _, action = path.removeprefix(_INSTANCES).rpartition("/")
+        endpoint = {"drain": self._drain, "undrain": self._undrain}.get(action)
+        return endpoint if any(one.name == name for one in self._router.fleet.instances) else None
 
     async def _index(self, _request: web.BaseRequest) -> Reply:
         return _json({"endpoints": _ENDPOINTS})
@@ -177,13 +196,15 @@ class Admin:
     async def _livez(self, _request: web.BaseRequest) -> Reply:
         return _json({"live": True})
 
-    async def _readyz(self, _request: web.BaseRequest) -> Reply:
+    async def _readyz(self, request: web.BaseRequest) -> Reply:
         reasons = []
         if self._is_stopping():
             reasons.append("stopping")
         if not self._router.fleet.can_serve(self._clock()):
             reasons.append("no_instance")
-        body = {"ready": not reasons, "reasons": reasons, "instances": states_view(self._router)}
+        body: dict[str, Any] = {"ready": not reasons, "reasons": reasons}
+        if self._token.admits(request.raw_headers):
+            body["instances"] = states_view(self._router)
         return _json(body, status=503 if reasons else 200)
 
     async def _instances(self, _request: web.BaseRequest) -> Reply:
@@ -269,6 +290,8 @@ def _json(body: object, status: int = 200) -> Reply:
 
 def _error(error: PrefixRouteError) -> Reply:
     status, headers, body = _json({"error": {"code": error.code, "message": str(error)}}, error.status)
+    if isinstance(error, UnauthorizedError):
+        headers = [*headers, (b"WWW-Authenticate", b"Bearer")]
     if isinstance(error, MethodError):
         headers = [*headers, (b"Allow", error.allowed.encode("ascii"))]
     return status, headers, body

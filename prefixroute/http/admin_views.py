@@ -139,4 +139,6 @@ def _failure(state: InstanceState) -> str | None:
 
 def _plain_url(instance: Instance) -> str:
     # Settings refuse a password in a URL; whoever builds the fleet in code may have put one there.
+    if instance.url.startswith("unix:"):
+        return instance.url
     return str(URL(instance.url, encoded=True).with_user(None))

@@ -50,6 +50,8 @@ class Exchanges:
     repeat_unanswered: bool
     tell_decision: bool
     """Adds the x-prefixroute-… headers to answers."""
+    comment_s: float | None = None
+    """After so long a silence, an event stream gets a comment; None: never."""
     exact_tokens: ExactTokens | None = None
 
 
@@ -80,13 +82,17 @@ async def read_ask(
     stored: StoredResponses,
     limits: BodyLimits,
     session_header: bytes,
+    headers: RawHeaders | None = None,
+    tenant: bytes = b"",
     exact_tokens: ExactTokens | None = None,
 ) -> Ask:
     """The request as it will be sent, and the prompt that decides where to. Notes what it sees in `record`.
 
+    `headers`: what goes on instead of the request's own. `tenant`: whose prompts may match this one; empty: anyone's.
+
     Raises RequestError: the body is too large, malformed, or comes with a demand that cannot be met.
     """
-    raw = request.raw_headers
+    raw = request.raw_headers if headers is None else headers
     understood = route.api is not Api.OTHER and request.method == "POST"
     declared = check_length(request, limits.max_bytes)
     content: bytes | Callable[[], AsyncIterator[bytes]] | None = None
@@ -103,9 +109,11 @@ async def read_ask(
     prompt = read_prompt(
         route.api if understood else Api.OTHER,
         whole,
-        session_id=short_text(raw, session_header),
+        # It may be a header with a key: who it is, is told by that as well.
+        session_id=short_text(request.raw_headers, session_header),
         prefix_aware_id=prefix_aware_id(raw),
         encoded=is_encoded(raw),
+        tenant=tenant,
     )
     # Records are kept: a name must not be as long as a body.
     record.model = OTHER if prompt.model is not None and len(prompt.model) > MAX_LABEL_CHARS else prompt.model
@@ -118,10 +126,10 @@ async def read_ask(
         record.prompt_tokens += len(token_ids) // BYTES_PER_TOKEN - n_key_tokens(len(prompt.key))
     # Old clients know no other protocol, and a body in front of one would be an odd thing.
     switches = content is None and request.method == "GET" and request.version.minor > 0 and asks_for_websocket(raw)
-    headers = identified(switching(raw) if switches else forwarded(raw), record.request_id)
+    sent = identified(switching(raw) if switches else forwarded(raw), record.request_id)
     return Ask(
         prompt=prompt,
-        request=UpstreamRequest(request.method, target, headers, content, declared, switches),
+        request=UpstreamRequest(request.method, target, sent, content, declared, switches),
         request_id=record.request_id,
         only=stored.home(prompt.previous_response_id or stored_response_id(plain_path(target))),
         repeatable=route.repeatable,

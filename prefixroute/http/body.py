@@ -1,6 +1,7 @@
 """The request's body: read whole for routing, or handed on as it comes."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -11,11 +12,23 @@ from prefixroute.http.headers import all_of, first
 
 # `web.BaseRequest` is used for its parsed head and its reader only; its own limits and helpers are not.
 
+# As many as 64 bits need.
+MAX_LENGTH_DIGITS = 19
+# A host and a port (RFC 9110, 7.2), both of which may be empty. A comma would be allowed; it is what becomes of two
+# Hosts that somebody has joined.
+_AUTHORITY = re.compile(rb"(?:\[[0-9A-Za-z:.%~_-]+\]|[0-9A-Za-z._~%!$&'()*+;=-]*)(?::[0-9]{0,5})?")
+
 
 class FramingError(RequestError):
     """Where the request ends is a matter of opinion: its connection is of no more use."""
 
     code = "ambiguous_framing"
+
+
+class MalformedHeadError(FramingError):
+    """The head is not valid HTTP, though it could be parsed."""
+
+    code = "malformed_request"
 
 
 class MalformedBodyError(FramingError):
@@ -44,30 +57,42 @@ def length(request: web.BaseRequest) -> int | None:
     return int(declared) if declared is not None else None
 
 
-def check_framing(request: web.BaseRequest) -> None:
-    """Refuses framings that two servers may read differently. Raises FramingError.
+def check_head(request: web.BaseRequest) -> None:
+    """Refuses heads that two servers may read differently. Raises FramingError.
 
-    aiohttp's parser refuses most of them; it lets through other codings besides chunked, any on HTTP/1.0, and the
-    first lines of HTTP/0.9 and HTTP/2.
+    aiohttp's parser refuses most of them. It lets through: other codings besides chunked, and any on HTTP/1.0; lengths
+    of thousands of digits; a Host that names no host; the first lines of HTTP/0.9 and HTTP/2.
     """
     if request.version not in (HttpVersion10, HttpVersion11):
         raise FramingError("only HTTP/1.1 and HTTP/1.0 are spoken here")
-    codings = all_of(request.raw_headers, b"transfer-encoding")
+    declared: bytes | None = None
+    codings: list[bytes] = []
+    for name, value in request.raw_headers:
+        match name.lower():
+            case b"transfer-encoding":
+                codings.append(value)
+            case b"content-length":
+                declared = value
+                if len(value) > MAX_LENGTH_DIGITS or not value.isdigit():
+                    raise FramingError("the request's Content-Length cannot be taken")
+            case b"host":
+                if _AUTHORITY.fullmatch(value) is None:
+                    raise MalformedHeadError("the request's Host names no host")
     if codings and (
         len(codings) > 1
         or codings[0].strip().lower() != b"chunked"
         or request.version < HttpVersion11
-        or first(request.raw_headers, b"content-length") is not None
+        or declared is not None
     ):
         raise FramingError("the request's Transfer-Encoding cannot be taken (only 'chunked', on HTTP/1.1)")
 
 
 def expect_continue(request: web.BaseRequest) -> None:
     """Tells a client that waits for it to send its body. Raises ExpectationError for any other demand."""
-    demand = first(request.raw_headers, b"expect")
-    if demand is None or request.version.minor == 0:
+    demands = all_of(request.raw_headers, b"expect")
+    if not demands or request.version.minor == 0:
         return
-    if demand.strip().lower() != b"100-continue":
+    if any(demand.strip().lower() != b"100-continue" for demand in demands):
         raise ExpectationError("only 'Expect: 100-continue' can be met")
     transport = request.transport
     if transport is not None:

@@ -29,6 +29,11 @@ class Decisions:
         """The request's record: filled in further while it is under way."""
         return self._records.get(request_id)
 
+    def configure(self, max_requests: int) -> None:
+        """Another bound; the oldest above it go."""
+        self.max_requests = max_requests
+        self._trim()
+
     def note(self, record: RequestRecord) -> None:
         """A decision was added to `record`."""
         if not self.max_requests:
@@ -42,6 +47,10 @@ class Decisions:
                 self._n_candidates -= _n_candidates(known)
             self._n_candidates += _n_candidates(record)
         records[record.request_id] = record
+        self._trim()
+
+    def _trim(self) -> None:
+        records = self._records
         while len(records) > self.max_requests or (self._n_candidates > MAX_CANDIDATES and len(records) > 1):
             self._n_candidates -= _n_candidates(records.popitem(last=False)[1])
 

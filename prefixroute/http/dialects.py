@@ -4,7 +4,7 @@ from typing import assert_never
 
 import orjson
 
-from prefixroute.errors import NoInstanceError, PrefixRouteError, TooManyRequestsError
+from prefixroute.errors import NoInstanceError, PrefixRouteError, TooManyRequestsError, UnauthorizedError
 from prefixroute.http.headers import RawHeaders
 from prefixroute.http.routes import Dialect
 
@@ -48,4 +48,6 @@ def error_headers(error: PrefixRouteError | None) -> RawHeaders:
     headers = [(b"Content-Type", b"application/json")]
     if isinstance(error, NoInstanceError | TooManyRequestsError):
         headers.append((b"Retry-After", b"%d" % error.retry_after_s))
+    elif isinstance(error, UnauthorizedError):
+        headers.append((b"WWW-Authenticate", b"Bearer"))
     return headers

@@ -14,6 +14,7 @@ from prefixroute.errors import (
     UpstreamBrokenError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
+    UpstreamUntrustedError,
 )
 from prefixroute.http.ask import Ask, Exchanges
 from prefixroute.http.decisions import MAX_OF_ONE_REQUEST
@@ -67,7 +68,9 @@ class Exchange:
                     answer, self._record.upstream = self._held
                     await self._relay.run(answer, None)
                     return
-                elif self._unreachable is not None and self._others():
+                elif self._unreachable is not None and (
+                    self._others() or isinstance(self._unreachable, UpstreamUntrustedError)
+                ):
                     raise self._unreachable
                 else:
                     # Being held for a turn is no waiting for an instance.
@@ -143,8 +146,9 @@ class Exchange:
             except UpstreamUnreachableError as error:
                 self._note(AttemptOutcome.UNREACHABLE)
                 lease.refused()
-                if not error.own_fault:
-                    shared.router.connect_failed(name, shared.clock(), timed_out=error.timed_out)
+                # Who listens with a certificate that is not trusted is there: probes take it out, and 502 says why.
+                if not error.own_fault and not isinstance(error, UpstreamUntrustedError):
+                    lease.connect_failed(shared.clock(), timed_out=error.timed_out)
                 self._unreachable = error
                 return False
             except UpstreamBrokenError as error:

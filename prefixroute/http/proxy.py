@@ -23,10 +23,12 @@ from prefixroute.errors import (
     UpstreamUnreachableError,
 )
 from prefixroute.http.ask import Ask, Exchanges, read_ask
-from prefixroute.http.body import BodyLimits, FramingError, check_framing
+from prefixroute.http.auth import Gate, Visit, tenant_of
+from prefixroute.http.body import BodyLimits, FramingError, MalformedHeadError, SlowBodyError, check_head
+from prefixroute.http.cors import is_preflight
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.exchange import Exchange
-from prefixroute.http.headers import RawHeaders, asking, identified, request_id
+from prefixroute.http.headers import RawHeaders, asking, asks_for_websocket, identified, request_id
 from prefixroute.http.models import joined_models
 from prefixroute.http.relay import outcome_of
 from prefixroute.http.response import RawResponse
@@ -42,7 +44,7 @@ _JSON = (b"Content-Type", b"application/json")
 class Proxy:
     """Serves requests of the data port. `on_record` gets each finished record, synchronously.
 
-    `on_served`: so does this, with the prompt, where a request came as far as having one.
+    `on_served`: so does this, with the prompt, where a request came as far as having one. `gate`: who is let in.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Proxy:
         on_record: Callable[[RequestRecord], None],
         on_served: Callable[[RequestRecord, Prompt], None] | None = None,
         lane: str = "aiohttp",
+        gate: Gate | None = None,
     ) -> None:
         self._shared = shared
         self._body_limits = body_limits
@@ -63,12 +66,24 @@ class Proxy:
         self._on_record = on_record
         self._on_served = on_served
         self._lane = lane
+        self._gate = gate or Gate()
         self.n_active = 0
         """Requests under way."""
+        self.is_stopping = False
+        """Set when the router is about to stop: load balancers that ask here are told to look elsewhere."""
         self.is_cutting_off = False
         """Set when what is still under way is the router's to end, not its clients'."""
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def configure(
+        self, shared: Exchanges, *, body_limits: BodyLimits, engine_control_open: bool, session_header: str
+    ) -> None:
+        """For requests that come from now on; those under way keep what they began with."""
+        self._shared = shared
+        self._body_limits = body_limits
+        self._engine_control_open = engine_control_open
+        self._session_header = session_header.lower().encode("ascii")
 
     async def wait_idle(self) -> None:
         """Until no request is under way."""
@@ -81,12 +96,17 @@ class Proxy:
         route = route_of(path)
         name = request_id(request.raw_headers)
         record = RequestRecord(name, _known_method(request.method), route.label, self._lane, clock())
-        response = RawResponse(request)
+        response = self._response(request)
         ask: Ask | None = None
+        visit: Visit | None = None
         self.n_active += 1
         self._idle.clear()
         try:
-            ask = await self._ask(request, response, record, route, path)
+            if not self._answered(request, response, record, path):
+                if self._gate.api_keys is not None:
+                    visit = self._gate.api_keys.enter(request.raw_headers)
+                    record.key = visit.name
+                ask = await self._ask(request, response, record, route, path, visit)
             if ask is not None:
                 await Exchange(self._shared, ask, response, record).run()
         except asyncio.CancelledError:
@@ -107,8 +127,11 @@ class Proxy:
             _log.error("request %s: fault in the router: %s\n%s", name, type(fault).__name__, frames)
             response = self._fail(request, response, record, route, PrefixRouteError("internal error"))
         finally:
-            record.duration_s = clock() - record.began_s
+            ended_s = clock()
+            record.duration_s = ended_s - record.began_s
             record.is_over = True
+            if visit is not None:
+                visit.leave(ended_s)
             self.n_active -= 1
             if not self.n_active:
                 self._idle.set()
@@ -118,27 +141,58 @@ class Proxy:
         await response.taken()
         return response
 
+    def _response(self, request: web.BaseRequest, *, close: bool = False) -> RawResponse:
+        response = RawResponse(request, close=close)
+        if self._gate.cors is not None:
+            response.permissions = self._gate.cors.permissions(request.raw_headers)
+        return response
+
+    def _answered(self, request: web.BaseRequest, response: RawResponse, record: RequestRecord, path: str) -> bool:
+        """Answers what needs no key: health, and preflights that are the router's to answer. False: it is neither."""
+        check_head(request)
+        if request.method in ("GET", "HEAD") and path in ("/health", "/ping"):
+            self._health(response, record)
+            return True
+        cors = self._gate.cors
+        if (cors is None and self._gate.api_keys is None) or not is_preflight(request.method, request.raw_headers):
+            return False
+        # Without CORS settings it allows nothing. An instance is not asked: nobody is let through without a key.
+        if cors is not None:
+            raw = request.raw_headers
+            response.permissions = [*cors.permissions(raw), *cors.preflight(raw)]
+        record.outcome = Outcome.LOCAL
+        self._answer(response, record, 204, (), b"")
+        return True
+
     async def _ask(
-        self, request: web.BaseRequest, response: RawResponse, record: RequestRecord, route: Route, path: str
+        self,
+        request: web.BaseRequest,
+        response: RawResponse,
+        record: RequestRecord,
+        route: Route,
+        path: str,
+        visit: Visit | None,
     ) -> Ask | None:
         """What is to be sent to an instance; None when it is answered already."""
-        check_framing(request)
+        raw = request.raw_headers if visit is None else visit.headers
         target = origin_form(request.raw_path)
         if target is None:
-            raise RequestError("the request target must be a path")
+            raise MalformedHeadError("the request target must be a path")
+        cors = self._gate.cors
+        if cors is not None and asks_for_websocket(raw) and not cors.may_connect(raw):
+            raise ForbiddenError("pages of this origin may open no WebSocket here (listen.cors)")
         if request.method == "CONNECT":
             raise TunnelError("tunnels are not made here")
         if is_engine_control(request.method, path) and not self._engine_control_open:
             raise ForbiddenError(
                 "this path controls the engine and is closed (engine_control: allow in the configuration opens it)"
             )
-        if request.method in ("GET", "HEAD"):
-            if path in ("/health", "/ping"):
-                self._health(response, record)
-                return None
-            if path == "/v1/models" and len(self._shared.router.fleet.instances) > 1:
-                await self._models(request, response, record, target)
-                return None
+        if request.method in ("GET", "HEAD") and path == "/v1/models" and len(self._shared.router.fleet.instances) > 1:
+            await self._models(raw, response, record, target)
+            return None
+        tenant = b""
+        if self._gate.isolates:
+            tenant = tenant_of(raw) if visit is None else visit.tenant
         return await read_ask(
             request,
             record,
@@ -147,23 +201,27 @@ class Proxy:
             stored=self._shared.stored,
             limits=self._body_limits,
             session_header=self._session_header,
+            headers=raw,
+            tenant=tenant,
             exact_tokens=self._shared.exact_tokens,
         )
 
     def _health(self, response: RawResponse, record: RequestRecord) -> None:
+        if self.is_stopping:
+            record.outcome = Outcome.LOCAL
+            self._answer(response, record, 503, [_JSON], b'{"status":"stopping"}')
+            return
         up = self._shared.router.fleet.can_serve(self._shared.clock())
         record.outcome = Outcome.LOCAL if up else Outcome.NO_INSTANCE
         body = b'{"status":"ok"}' if up else b'{"status":"no instance can serve"}'
         self._answer(response, record, 200 if up else 503, [_JSON], body)
 
-    async def _models(
-        self, request: web.BaseRequest, response: RawResponse, record: RequestRecord, target: str
-    ) -> None:
+    async def _models(self, raw: RawHeaders, response: RawResponse, record: RequestRecord, target: str) -> None:
         shared = self._shared
         until_s = shared.clock() + shared.waiting.wait_s
         while not (instances := shared.router.fleet.candidates(None, shared.clock())):
             await shared.waiting.wait_change(until_s)
-        headers = identified(asking(request.raw_headers), record.request_id)
+        headers = identified(asking(raw), record.request_id)
         answer = await joined_models(shared.upstream, instances, UpstreamRequest("GET", target, headers, None))
         record.outcome = Outcome.LOCAL if answer.status == 200 else outcome_of(answer.status)
         self._answer(response, record, answer.status, answer.headers, answer.body)
@@ -180,11 +238,15 @@ class Proxy:
         if response.started:
             response.abort()
             return response
-        # A body that was refused unread would have to be read to its end before the next request.
-        response = RawResponse(request, close=request.can_read_body or isinstance(error, FramingError))
+        # A body that was refused unread would have to be read to its end before the next request. What follows a
+        # CONNECT was meant for a tunnel.
+        close = request.can_read_body or isinstance(error, FramingError) or request.method == "CONNECT"
+        response = self._response(request, close=close)
         body = error_body(route.dialect, error.status, error.code, str(error))
         try:
             self._answer(response, record, error.status, error_headers(error), body)
+            if isinstance(error, SlowBodyError):
+                response.hang_up()
         except ConnectionResetError:
             record.status = None
         return response

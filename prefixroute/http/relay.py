@@ -3,11 +3,13 @@
 Once the head has gone to the client there is no way back: a broken answer becomes a broken stream.
 """
 
+from contextlib import nullcontext
 from http import HTTPStatus
 
 from prefixroute.core.lease import Lease
 from prefixroute.errors import UpstreamError, UpstreamTimeoutError
 from prefixroute.http.ask import Ask, Exchanges
+from prefixroute.http.comments import Comments, may_have_comments
 from prefixroute.http.headers import first, relayed, switched
 from prefixroute.http.response import RawResponse
 from prefixroute.http.transcript import Transcript
@@ -37,12 +39,17 @@ class Relay:
         transcript = None
         if lease is not None and watch is not None and lease.request.rest is not None:
             transcript = Transcript.of(self._ask.prompt, answer.headers)
+        comments = None
+        if shared.comment_s is not None and may_have_comments(answer.status, answer.headers):
+            comments = Comments(shared.comment_s, response.put)
         outcome = AttemptOutcome.ABANDONED
         mark = self._ask.token_mark
         record.status = answer.status
 
         def take(piece: bytes, is_last: bool) -> None:
             if piece:
+                if comments is not None:
+                    comments.saw(piece)
                 if record.ttft_s is None and (not sound or mark is None or mark in piece):
                     now_s = shared.clock()
                     record.ttft_s = now_s - record.began_s
@@ -62,8 +69,8 @@ class Relay:
             if answer.status == HTTPStatus.SWITCHING_PROTOCOLS:
                 await response.switch(answer.reason, switched(answer.headers), *answer.detach())
             else:
-                response.start(answer.status, answer.reason, self._headers(answer))
-                with response.paces(answer):
+                response.start(answer.status, answer.reason, self._headers(answer), with_next=answer.has_more)
+                with response.paces(answer), comments.running() if comments is not None else nullcontext():
                     await answer.pour(take)
             outcome = AttemptOutcome.ANSWERED
             # After the client has it all: it takes no longer to answer for this.

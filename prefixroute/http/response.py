@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 from aiohttp import HttpVersion10, web
 from aiohttp.abc import AbstractStreamWriter
 
+from prefixroute.http.cors import replaced
 from prefixroute.http.headers import RawHeaders, first
 from prefixroute.http.tunnel import Tunnel
 
@@ -57,17 +58,24 @@ class RawResponse(web.StreamResponse):
         self._chunked = False
         self._bodiless = False
         self._ends_with_connection = False
+        self._unsent: list[bytes] = []
+        """Of the head, while it waits for what comes with it."""
         self.started = False
         self.sent_bytes = 0
+        self.permissions: RawHeaders | None = None
+        """What the head tells browsers (CORS), in place of what it would; None: as it is."""
 
-    def start(self, status: int, reason: bytes, headers: RawHeaders) -> None:
+    def start(self, status: int, reason: bytes, headers: RawHeaders, *, with_next: bool = False) -> None:
         """Writes the head. `headers` may hold one Content-Length; any other framing is decided here.
 
-        Without a length the body is chunked, or ends with the connection for HTTP/1.0 clients.
+        `with_next`: only together with the first piece, or the end, which is here already. Without a length the body is
+        chunked, or ends with the connection for HTTP/1.0 clients.
         """
         request = self._request
         self.set_status(status)
         self.started = True
+        if self.permissions is not None:
+            headers = replaced(headers, self.permissions)
         keep_alive = request.keep_alive and not self._close and not self._is_last()
         old = request.version <= HttpVersion10
         self._bodiless = request.method == "HEAD" or status in (204, 304)
@@ -89,7 +97,10 @@ class RawResponse(web.StreamResponse):
             head.append(b"Connection: keep-alive\r\n")
         head.append(b"\r\n")
         self._keep_alive = keep_alive
-        self._write(head)
+        if with_next:
+            self._unsent = head
+        else:
+            self._write(head)
 
     def interim(self, status: int, reason: bytes, headers: RawHeaders) -> None:
         """Writes a 1xx before the answer. 100 is this side's own to say, and HTTP/1.0 knows none of them."""
@@ -147,6 +158,8 @@ class RawResponse(web.StreamResponse):
         """The body is complete, with `piece` as its last. Trailers go only where chunks do."""
         if not self._chunked:
             self.put(piece)
+            if self._unsent:
+                self._write([])
             return
         parts = []
         if piece:
@@ -177,9 +190,15 @@ class RawResponse(web.StreamResponse):
         else:
             transport.close()
 
+    def hang_up(self) -> None:
+        """After the whole answer: what is left of the request is not waited for. aiohttp would, for ten seconds."""
+        self._keep_alive = False
+        if self._request.transport is not None:
+            self._request.transport.close()
+
     def whole_now(self, status: int, headers: RawHeaders, body: bytes) -> None:
         """A whole answer of the router's own: short, so it is not waited for."""
-        self.start(status, _reason(status), [*headers, (b"Content-Length", b"%d" % len(body))])
+        self.start(status, _reason(status), [*headers, (b"Content-Length", b"%d" % len(body))], with_next=True)
         self.finish(body)
 
     def _is_last(self) -> bool:
@@ -190,6 +209,8 @@ class RawResponse(web.StreamResponse):
         transport = self._request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")
+        if self._unsent:
+            parts, self._unsent = [*self._unsent, *parts], []
         # One piece: asyncio's writelines of some 3.12 and 3.13 does not hold back when the buffer is full.
         transport.write(b"".join(parts))
 

@@ -76,6 +76,8 @@ _STORED = Route("/v1/responses/{id}")
 _MESSAGES_BELOW = Route("other", dialect=Dialect.ANTHROPIC)
 
 _AUTHORITY = re.compile(r"^[^/?#]*")
+# As far as its target: what is behind that may be what is wrong.
+_REQUEST_LINE = re.compile(rb"[\r\n]*[A-Za-z]+ +([^ \r\n]+)[ \r\n]")
 
 # Paths of vLLM (development mode, runtime LoRA, RL), SGLang and llama.cpp that change the engine for all its users.
 _ENGINE_CONTROL = frozenset(
@@ -164,6 +166,12 @@ def route_of(path: str) -> Route:
     if path.startswith("/v1/messages/"):
         return _MESSAGES_BELOW
     return _STORED if stored_response_id(path) else OTHER
+
+
+def dialect_of(start: bytes) -> Dialect:
+    """The dialect of a request of which only the first bytes are known, and maybe no good."""
+    line = _REQUEST_LINE.match(start)
+    return Dialect.OPENAI if line is None else route_of(plain_path(line[1].decode("latin-1"))).dialect
 
 
 def stored_response_id(path: str) -> str | None:

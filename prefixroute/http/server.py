@@ -19,18 +19,23 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
+from prefixroute.config.tls import ServerTls
 from prefixroute.errors import ListenError
 from prefixroute.http.body import MalformedBodyError
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.headers import MAX_FULL_HEADERS, MAX_HEADERS, new_request_id
+from prefixroute.http.parser_gaps import Next, ParserGaps
 from prefixroute.http.response import RawResponse, Source
-from prefixroute.http.routes import Dialect
+from prefixroute.http.routes import dialect_of
 
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+# Of a head that is no good: enough for its request line, which tells in whose words to refuse it.
+_START_BYTES = 2048
 # How long a client that was refused may take to read why.
 _LINGER_S = 2.0
+_HANDSHAKE_S = 10.0
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -69,36 +74,46 @@ class _Refusal(RawResponse):
 
 
 class _Connection(RequestHandler):
-    """One client connection. Six things are different from aiohttp's.
+    """One client connection. Seven things are different from aiohttp's.
 
     - A client that leaves is gone at once, whatever it has not read.
     - An error in a body's chunks is told to who reads that body; aiohttp leaves the reader waiting.
     - Heads are bounded as a whole.
     - A head has to arrive in time.
+    - Where its parser would be wrong about the next request, there is none (`parser_gaps`).
     - A connection that is to end takes the rest of a body that is under way.
     - Where an answer comes from is held back at once when the client is slow, without anybody waiting for it.
     """
 
     __slots__ = (
         "_body",
+        "_gaps",
         "_head_began_s",
         "_head_bytes",
         "_head_timeout_s",
         "_head_timer",
         "_is_garbled",
         "_max_head_bytes",
+        "_on_unread",
         "_source",
+        "_start",
         "is_ending",
     )
 
-    def __init__(self, *args: Any, limits: ClientLimits, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, limits: ClientLimits, on_unread: Callable[[str], None], **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._on_unread = on_unread
         self._max_head_bytes = limits.max_header_bytes * MAX_FULL_HEADERS
         self._head_timeout_s = limits.head_timeout_s
         self._head_began_s: float | None = None
         """Since when a head is under way; a connection begins with one."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._start = b""
+        """The first bytes of a head that is not complete, or no good."""
+        self._gaps = ParserGaps()
         self._body: StreamReader | None = None
         self._is_garbled = False
         self._source: Source | None = None
@@ -175,20 +190,37 @@ class _Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._is_garbled:
             return
+        n_before = len(self._messages)
         super().data_received(data)
+        if len(self._messages) > n_before or self._gaps.is_watching:
+            self._look_behind(data, n_before)
         if self._messages:
-            self._head_bytes = 0
-            self._head_began_s = None
             if isinstance(self._messages[-1][0], _ErrInfo):
                 self._is_garbled = True
+                self._start = (self._start + data)[:_START_BYTES]
                 self._tell_reader()
+                return
+            self._start = b""
+            self._head_bytes = 0
+            self._head_began_s = None
         elif self._waiter is not None:
             # Idle: these are bytes of a head.
             if self._head_began_s is None:
                 self._expect_head()
+            if len(self._start) < _START_BYTES:
+                self._start += data[:_START_BYTES]
             self._head_bytes += len(data)
             if self._head_bytes > self._max_head_bytes:
                 self._refuse(_ErrInfo(400, _HeadTooLargeError(), ""))
+
+    def _look_behind(self, data: bytes, n_before: int) -> None:
+        new = [one for one in list(self._messages)[n_before:] if not isinstance(one[0], _ErrInfo)]
+        coming = self._gaps.look(data, new, at_head=not (self._start or n_before))
+        if coming is not Next.REQUEST:
+            self.is_ending = True
+        if coming is Next.NOTHING:
+            # After the answer, also where it has been told that the connection goes on.
+            self.close()
 
     def _tell_reader(self) -> None:
         body = self._messages[-2][1] if len(self._messages) > 1 else self._body
@@ -213,7 +245,8 @@ class _Connection(RequestHandler):
     def log_exception(self, *args: Any, **kwargs: Any) -> None:
         """aiohttp's own words for faults: their text and traceback may hold what the client sent."""
         fault = kwargs.get("exc_info")
-        if not isinstance(fault, MalformedBodyError):
+        # Who sends rubbish and leaves is told nothing, and is no fault of ours.
+        if not isinstance(fault, MalformedBodyError | ConnectionError):
             _log.error("a connection was closed over a fault: %s", type(fault).__name__)
 
     def handle_error(
@@ -237,16 +270,19 @@ class _Connection(RequestHandler):
             status, code, text = 400, "malformed_request", "the request is not valid HTTP"
         name = new_request_id()
         _log.info("request %s: refused before it was one (%s)", name, type(exc).__name__)
+        self._on_unread(code)
         response = _Refusal(request)
         headers = [*error_headers(None), (b"x-request-id", name.encode("ascii"))]
-        response.whole_now(status, headers, error_body(Dialect.OPENAI, status, code, text))
+        response.whole_now(status, headers, error_body(dialect_of(self._start), status, code, text))
         return response
 
 
 class FrontServer(web.Server):
-    """Accepts connections on sockets it is given."""
+    """Accepts connections on sockets it is given. `on_unread`: gets the code of each answer to what is no request."""
 
-    def __init__(self, handler: Handler, limits: ClientLimits) -> None:
+    def __init__(
+        self, handler: Handler, limits: ClientLimits, on_unread: Callable[[str], None] = lambda _code: None
+    ) -> None:
         super().__init__(
             handler,
             request_factory=self._request,
@@ -257,13 +293,15 @@ class FrontServer(web.Server):
             max_line_size=limits.max_header_bytes,
             max_field_size=limits.max_header_bytes,
             max_headers=MAX_HEADERS,
+            lingering_time=_LINGER_S,
             keepalive_timeout=limits.idle_timeout_s,
         )
         self._limits = limits
+        self._on_unread = on_unread
 
     def __call__(self) -> RequestHandler:
         loop = asyncio.get_running_loop()
-        return _Connection(self, loop=loop, limits=self._limits, **self._kwargs)
+        return _Connection(self, loop=loop, limits=self._limits, on_unread=self._on_unread, **self._kwargs)
 
     def pre_shutdown(self) -> None:
         """No new requests on the connections there are."""
@@ -282,11 +320,14 @@ def has_fast_parser() -> bool:
     return aiohttp.http_parser.HttpRequestParser is not aiohttp.http_parser.HttpRequestParserPy
 
 
-async def listen(factory: Callable[[], asyncio.Protocol], host: str, port: int) -> tuple[asyncio.Server, int]:
+async def listen(
+    factory: Callable[[], asyncio.Protocol], host: str, port: int, tls: ServerTls | None = None
+) -> tuple[asyncio.Server, int]:
     """Listens on `host` and `port` (0: any free one). Returns the server and its port. Raises ListenError."""
+    options: dict[str, Any] = {} if tls is None else {"ssl": tls.context, "ssl_handshake_timeout": _HANDSHAKE_S}
     try:
         # Without reuse_port a second process on the same port is refused rather than given half of the clients.
-        server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=_BACKLOG)
+        server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=_BACKLOG, **options)
     except OSError as error:
         raise ListenError(f"cannot listen on {address(host, port)}: {_why(error)}") from error
     return server, server.sockets[0].getsockname()[1]

@@ -13,6 +13,17 @@ class StoredResponses:
     def __len__(self) -> int:
         return len(self._homes)
 
+    def configure(self, max_entries: int) -> None:
+        """Another bound; what is above it goes, least used first."""
+        self._max_entries = max_entries
+        while len(self._homes) > max_entries:
+            self._homes.popitem(last=False)
+
+    def forget(self, instance: str) -> None:
+        """The instance is no more. Whoever has its name next holds other responses."""
+        for response_id in [one for one, home in self._homes.items() if home == instance]:
+            del self._homes[response_id]
+
     def record(self, response_id: str, instance: str) -> None:
         self._homes[response_id] = instance
         self._homes.move_to_end(response_id)

@@ -25,6 +25,11 @@ class WaitingRoom:
         self._clock = clock
         self._waiting: set[asyncio.Future[None]] = set()
 
+    def configure(self, *, wait_s: float, max_waiting: int) -> None:
+        """Other bounds, for requests that come from now on."""
+        self._wait_s = wait_s
+        self._max_waiting = max_waiting
+
     @property
     def wait_s(self) -> float:
         return self._wait_s

@@ -13,7 +13,7 @@
 
 from prefixroute.metrics.counts import MAX_LABEL_CHARS, MAX_MODELS, MAX_REQUEST_SERIES, NONE, OTHER
 from prefixroute.metrics.exposition import Metrics, encode
-from prefixroute.metrics.facts import TokenFacts
+from prefixroute.metrics.facts import ReloadFacts, ReloadOutcome, TokenFacts
 
 __all__ = [
     "MAX_LABEL_CHARS",
@@ -22,6 +22,8 @@ __all__ = [
     "NONE",
     "OTHER",
     "Metrics",
+    "ReloadFacts",
+    "ReloadOutcome",
     "TokenFacts",
     "encode",
 ]

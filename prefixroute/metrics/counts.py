@@ -1,6 +1,6 @@
 """What is counted as it happens: finished requests, probes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from prometheus_client.core import Metric
 
@@ -19,6 +19,8 @@ DECISION_BUCKETS_S = (
 
 MAX_MODELS = 200
 MAX_LABEL_CHARS = 256
+UNREAD_CAUSES = ("malformed_request", "headers_too_large", "request_timeout")
+
 # Series of `requests_total`: about 1 µs each at a scrape for which the event loop waits, 5 more elsewhere.
 MAX_REQUEST_SERIES = 5_000
 # Routes and lanes are few. The bound only guards against a mistake elsewhere.
@@ -37,7 +39,7 @@ class Counts:
         self._models = _Names(MAX_MODELS)
         self._routes = _Names(MAX_CLOSED)
         self._lanes = _Names(MAX_CLOSED)
-        self._upstreams = _Names(max(MAX_CLOSED, len(fleet.instances)))
+        self._upstreams = _Names(MAX_CLOSED)
         self._requests: dict[tuple[str, ...], _Requests] = {}
         # The same objects by what records hold; only what is its own label, so it is bounded as they are.
         self._by_record: dict[tuple[str, str | None, str | None, Outcome, str], _Requests] = {}
@@ -48,12 +50,33 @@ class Counts:
         self._decisions = dict.fromkeys(Reason, 0)
         self._attempts = dict.fromkeys(AttemptOutcome, 0)
         self._no_key = dict.fromkeys(NoKeyCause, 0)
-        self._probes = {(i.name, outcome): 0 for i in fleet.instances for outcome in PROBE_OUTCOMES}
+        self._probes: dict[tuple[str, str], int] = {}
         self._n_disconnects = 0
+        self._unread = dict.fromkeys(UNREAD_CAUSES, 0)
         self._prompt_tokens = 0
         self._matched_tokens = 0
         self._cached_tokens = 0
         self._reported_prompt_tokens = 0
+        self.keep()
+
+    def keep(self, leaving: Collection[str] = ()) -> None:
+        """Series of instances that are no longer in the fleet go, but for those that are `leaving` it.
+
+        So labels do not grow with every instance that ever was. Called before each scrape, too: a removed instance's
+        last request is counted after its lease has ended.
+        """
+        names = {instance.name for instance in self._fleet.instances}
+        self._upstreams.n_max = max(MAX_CLOSED, len(names))
+        for name in names:
+            for outcome in PROBE_OUTCOMES:
+                self._probes.setdefault((name, outcome), 0)
+        names |= {*leaving, NONE, OTHER}
+        if gone := {*self._upstreams.names, *(name for name, _ in self._probes)} - names:
+            self._upstreams.names -= gone
+            self._probes = {key: n for key, n in self._probes.items() if key[0] not in gone}
+            self._first_bytes = {key: one for key, one in self._first_bytes.items() if key[0] not in gone}
+            self._requests = {key: one for key, one in self._requests.items() if one.upstream not in gone}
+            self._by_record = {key: one for key, one in self._by_record.items() if one.upstream not in gone}
 
     # ------------------------------------------------------------------ counting
 
@@ -84,6 +107,10 @@ class Counts:
             self._attempts[attempt] += 1
         if record.outcome is Outcome.CLIENT_GONE:
             self._n_disconnects += 1
+
+    def unread(self, cause: str) -> None:
+        """One request that was refused before it could be read; `cause` is one of `UNREAD_CAUSES`."""
+        self._unread[cause] += 1
 
     def probed(self, upstream: str, outcome: str) -> None:
         """One probe of an instance; `outcome` is one of `PROBE_OUTCOMES`."""
@@ -165,6 +192,12 @@ class Counts:
             ("cause",),
             _by(self._no_key),
         )
+        yield counter(
+            "unread_requests",
+            "Requests refused before they could be read, by the code of their answer; they are in no other count.",
+            ("cause",),
+            (((cause,), n) for cause, n in self._unread.items()),
+        )
         yield counter("probes", "Health probes by outcome.", ("upstream", "outcome"), self._probes.items())
         for name, help_text, value in (
             ("prompt_tokens", "Prompt tokens of decided requests, estimated.", self._prompt_tokens),
@@ -195,20 +228,20 @@ class _Requests:
 class _Names:
     """Label values that come from outside this module: the first `n_max`, then `other`."""
 
-    __slots__ = ("_n_max", "_names")
+    __slots__ = ("n_max", "names")
 
     def __init__(self, n_max: int) -> None:
-        self._n_max = n_max
-        self._names: set[str] = set()
+        self.n_max = n_max
+        self.names: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names
+        return name in self.names
 
     def label(self, name: str) -> str:
-        if name not in self._names:
-            if len(self._names) >= self._n_max:
+        if name not in self.names:
+            if len(self.names) >= self.n_max:
                 return OTHER
-            self._names.add(name)
+            self.names.add(name)
         return name
 
 

@@ -13,7 +13,15 @@ from prefixroute import __version__
 from prefixroute.core.exact import ExactIndex
 from prefixroute.core.router import Router
 from prefixroute.metrics.counts import Counts
-from prefixroute.metrics.facts import TokenFacts, audit_families, event_families, router_families, token_families
+from prefixroute.metrics.facts import (
+    ReloadFacts,
+    TokenFacts,
+    audit_families,
+    event_families,
+    reload_families,
+    router_families,
+    token_families,
+)
 from prefixroute.metrics.families import counter, gauge
 from prefixroute.record import RequestRecord
 
@@ -22,7 +30,8 @@ class Metrics:
     """Counts finished requests and shows them, and the router's facts, to Prometheus.
 
     `waiting` may be set: how many requests are held because nobody can take them. So may `recorded`: how many requests
-    were recorded and how many were not, by outcome. `exact_tokens`: facts of the tokenizer, if it is in use.
+    were recorded and how many were not, by outcome. `exact_tokens`: facts of the tokenizer, if it is in use. `reloads`:
+    what became of changes of the configuration.
     """
 
     def __init__(
@@ -33,9 +42,11 @@ class Metrics:
         self.exact: ExactIndex | None = None
         """What instances say they hold, when any of them has KV events."""
         self.exact_tokens: Callable[[], TokenFacts] = TokenFacts
+        self.reloads = ReloadFacts()
+        self.strategy = strategy
         self._router = router
         self._clock = clock
-        self._build = (version, strategy)
+        self._version = version
         self._counts = Counts(router.fleet)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -45,9 +56,17 @@ class Metrics:
         """Counts one finished request."""
         self._counts.record(record)
 
+    def unread(self, cause: str) -> None:
+        """Counts one request that was refused before it could be read; `cause` is one of `counts.UNREAD_CAUSES`."""
+        self._counts.unread(cause)
+
     def probed(self, upstream: str, outcome: str) -> None:
         """Counts one probe of an instance; `outcome` is one of `counts.PROBE_OUTCOMES`."""
         self._counts.probed(upstream, outcome)
+
+    def instances_changed(self) -> None:
+        """Instances have joined or left the fleet."""
+        self._counts.keep(self._router.leaving())
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Body and content type of a scrape: OpenMetrics if the Accept header asks for it, else text 0.0.4."""
@@ -56,12 +75,14 @@ class Metrics:
     def snapshot(self) -> Collector:
         """Everything as it is now, for `encode`; later counting does not show in it."""
         router, instances = self._router, self._router.fleet.instances
+        self._counts.keep(router.leaving())
         families = (
             self._counts.families(),
             router_families(router, self._clock()),
             audit_families(router.audit, instances),
             event_families(self.exact, instances),
             token_families(self.exact_tokens()),
+            reload_families(self.reloads),
             self._other_families(),
         )
         return _Snapshot(list(chain.from_iterable(families)), self._process)
@@ -70,7 +91,8 @@ class Metrics:
         recorded = [((outcome,), n) for outcome, n in self.recorded().items()]
         yield counter("recorded_requests", "Requests recorded: written, dropped, failed.", ("outcome",), recorded)
         yield gauge("waiting", "Requests held because nobody can take them.", (), [((), self.waiting())])
-        yield gauge("build_info", "Always 1; the labels tell.", ("version", "strategy"), [(self._build, 1)])
+        build = (self._version, self.strategy)
+        yield gauge("build_info", "Always 1; the labels tell.", ("version", "strategy"), [(build, 1)])
 
 
 def encode(snapshot: Collector, accept: str) -> tuple[bytes, str]:

@@ -1,7 +1,9 @@
 """What others know, read at the scrape: router, audit, KV events, tokenizer."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from prometheus_client.core import Metric
 
@@ -29,6 +31,31 @@ class TokenFacts:
     checks: Mapping[str, int] = field(default_factory=dict)
 
 
+class ReloadOutcome(Enum):
+    """What became of a change of the configuration. Closed: values are metric labels."""
+
+    APPLIED = "applied"
+    UNCHANGED = "unchanged"
+    """It was read again, and says what it said."""
+    REFUSED = "refused"
+    """It is wrong: the one before stays in force."""
+
+
+@dataclass(slots=True)
+class ReloadFacts:
+    """Of changes of the configuration since the start. `time_s`: when that in force was read, by the wall clock."""
+
+    n: dict[ReloadOutcome, int] = field(default_factory=lambda: dict.fromkeys(ReloadOutcome, 0))
+    is_good: bool = True
+    time_s: float = field(default_factory=time.time)
+
+    def note(self, outcome: ReloadOutcome) -> None:
+        self.n[outcome] += 1
+        self.is_good = outcome is not ReloadOutcome.REFUSED
+        if self.is_good:
+            self.time_s = time.time()
+
+
 def router_families(router: Router, now_s: float) -> Iterator[Metric]:
     load, index, fleet_rate = router.load, router.index, router.load.fleet_rate()
     in_flight, pending, states, blocks, rates, capacities = [], [], [], [], [], []
@@ -42,6 +69,10 @@ def router_families(router: Router, now_s: float) -> Iterator[Metric]:
         capacities.append(((name,), router.capacity_tokens(name)))
         states += [((name, one.value), int(one is state.state)) for one in State]
         states.append(((name, "draining"), int(state.draining)))
+    there = {name: n for (name,), n in in_flight}
+    for name, n in router.leaving().items():
+        there[name] = there.get(name, 0) + n
+    in_flight = [((name,), n) for name, n in there.items()]
     weight = load.guard.weight
     yield gauge("in_flight", "Requests on the instance now.", _UPSTREAM, in_flight)
     yield gauge("pending_prefill_tokens", "Prefill work not yet answered by a first byte.", _UPSTREAM, pending)
@@ -128,6 +159,19 @@ def event_families(exact: ExactIndex | None, instances: Sequence[Instance]) -> I
         yield counter(name, help_text, _UPSTREAM, [((of,), getattr(counts, field_name)) for of, counts in counted])
     yield gauge("exact_index_blocks", "Blocks the instance said it holds.", _UPSTREAM, blocks)
     yield gauge("exact_index_bytes", "Memory of what instances said, estimated.", (), [((), size)])
+
+
+def reload_families(facts: ReloadFacts) -> Iterator[Metric]:
+    outcomes = [((outcome.value,), n) for outcome, n in facts.n.items()]
+    yield counter("config_reloads", "Times that the configuration was read again.", ("outcome",), outcomes)
+    is_good = [((), int(facts.is_good))]
+    yield gauge("config_last_reload_successful", "0: the configuration last read was wrong, see the log.", (), is_good)
+    yield gauge(
+        "config_last_reload_success_timestamp_seconds",
+        "When the configuration in force was last read, Unix time.",
+        (),
+        [((), facts.time_s)],
+    )
 
 
 def token_families(facts: TokenFacts) -> Iterator[Metric]:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from prefixroute.config.url import instance_url
+from prefixroute.config.url import http_url
 from prefixroute.demo.client import MeasuringClient, Sample, TargetError, sleep_until
 from prefixroute.demo.report import check_writable, count_errors, percentile, show_percent, show_s, write_json
 from prefixroute.demo.signals import run_until_signal
@@ -87,7 +87,7 @@ def run_replay(options: ReplayOptions) -> int:
     Raises ConfigError for options or a trace that cannot be used, TargetError if the target cannot.
     """
     try:
-        target = instance_url(options.target)
+        target = http_url(options.target)
     except ValueError as error:
         raise ConfigError(f"--target: the URL {error}") from None
     api_key = os.environ.get(options.api_key_env, "").strip() if options.api_key_env is not None else None

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -23,6 +23,9 @@ class RawAnswer:
     raw: bytes
     complete: bool
     """Whether the framing said that it was at its end."""
+    trailers: Headers = field(default_factory=list)
+    interim: tuple["RawAnswer", ...] = ()
+    """The 1xx answers that came before, in order."""
 
     def header(self, name: str) -> str | None:
         """The first value of a header, by name in any case."""
@@ -95,12 +98,13 @@ class RawClient:
         return await self.answer(method)
 
     async def begin(self) -> RawAnswer:
-        """Reads the head of an answer, 1xx ones excepted; its body is there to be read by `chunk` or `read`."""
+        """Reads the head of an answer, and 1xx ones before it; its body is there to be read by `chunk` or `read`."""
+        interim: list[RawAnswer] = []
         while True:
-            start = await self.reader.readuntil(b"\r\n\r\n")
-            answer = _parsed(start)
-            if answer.status >= 200:
-                return answer
+            answer = _parsed(await self.reader.readuntil(b"\r\n\r\n"))
+            if answer.status >= 200 or answer.status == 101:
+                return replace(answer, interim=tuple(interim))
+            interim.append(answer)
 
     async def chunk(self) -> bytes:
         """Reads one chunk of a chunked body; empty at its end. Raises IncompleteReadError when it breaks off."""
@@ -119,7 +123,7 @@ class RawClient:
         return bytes(rest)
 
     async def answer(self, method: str = "POST") -> RawAnswer:
-        """Reads one answer, 1xx ones excepted. An answer that breaks off is given as far as it came.
+        """Reads one answer, and 1xx ones before it. One that breaks off is given as far as it came.
 
         Raises ValueError when it is framed in more than one way.
         """
@@ -128,15 +132,16 @@ class RawClient:
         codings, lengths = begun.all_headers("transfer-encoding"), begun.all_headers("content-length")
         if len(codings) + len(lengths) > 1 or codings not in ([], ["chunked"]):
             raise ValueError(f"more than one framing: {codings} {lengths}")
-        if method == "HEAD" or begun.status in (204, 304):
+        trailers: Headers = []
+        if method == "HEAD" or begun.status in (101, 204, 304):
             body, complete = b"", True
         elif codings:
-            body, complete = await self._chunked(raw)
+            body, complete = await self._chunked(raw, trailers)
         elif lengths:
             body, complete = await self._exactly(raw, int(lengths[0]))
         else:
             body, complete = await self._to_the_end(raw)
-        return RawAnswer(begun.status, begun.reason, begun.headers, body, bytes(raw), complete)
+        return replace(begun, body=body, raw=bytes(raw), complete=complete, trailers=trailers)
 
     async def _exactly(self, raw: bytearray, n: int) -> tuple[bytes, bool]:
         try:
@@ -159,13 +164,14 @@ class RawClient:
         raw += body
         return bytes(body), complete
 
-    async def _chunked(self, raw: bytearray) -> tuple[bytes, bool]:
+    async def _chunked(self, raw: bytearray, trailers: Headers) -> tuple[bytes, bool]:
         body = bytearray()
         try:
             while True:
                 framed, piece = await self._chunk()
                 raw += framed
                 if not piece:
+                    trailers += _fields(framed.split(b"\r\n", 1)[1])
                     return bytes(body), True
                 body += piece
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -173,7 +179,12 @@ class RawClient:
 
     async def _chunk(self) -> tuple[bytes, bytes]:
         line = await self.reader.readuntil(b"\r\n")
-        framed = await self.reader.readexactly(int(line.partition(b";")[0], 16) + 2)
+        if not (n_bytes := int(line.partition(b";")[0], 16)):
+            # The last one, and trailers behind it up to an empty line.
+            while (field := await self.reader.readuntil(b"\r\n")) != b"\r\n":
+                line += field
+            return line + field, b""
+        framed = await self.reader.readexactly(n_bytes + 2)
         return line + framed, framed[:-2]
 
 
@@ -192,7 +203,11 @@ def chunked(*pieces: bytes) -> bytes:
 
 
 def _parsed(start: bytes) -> RawAnswer:
-    first, *lines = start[:-4].decode("latin-1").split("\r\n")
-    _, code, reason = (first + " ").split(" ", 2)
-    headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
-    return RawAnswer(int(code), reason.strip(), headers, b"", start, complete=False)
+    first, _, fields = start.partition(b"\r\n")
+    _, code, reason = (first.decode("latin-1") + " ").split(" ", 2)
+    return RawAnswer(int(code), reason.strip(), _fields(fields), b"", start, complete=False)
+
+
+def _fields(block: bytes) -> Headers:
+    lines = block.decode("latin-1").split("\r\n")
+    return [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines if line)]

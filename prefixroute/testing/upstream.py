@@ -5,7 +5,8 @@ import json
 import socket
 import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -95,6 +96,10 @@ class FakeUpstream:
         self.adapters: dict[str, str] = {}
         """Listed besides: name → the model that it adapts."""
         self.health_status = 200
+        self.health: Script | None = None
+        """What answers `GET /health`, if not that status."""
+        self.api_key: str | None = None
+        """The bearer key without which it answers nothing but 401."""
         self.calls: list[Call] = []
         self.port = 0
         self.n_connections_ever = 0
@@ -114,6 +119,11 @@ class FakeUpstream:
     def n_connections(self) -> int:
         """Connections open now."""
         return len(self._connections)
+
+    @property
+    def n_probes(self) -> int:
+        """Requests that it answered itself."""
+        return self._probes.total()
 
     @property
     def bodies(self) -> list[bytes]:
@@ -217,12 +227,14 @@ class FakeUpstream:
             self._changed.notify_all()
 
     def _own(self, call: Call) -> Script | None:
+        if self.api_key is not None and call.header("authorization") != f"Bearer {self.api_key}":
+            return json_answer({"error": {"message": "who are you?"}}, status=401)
         # The router puts a request id on everything that it forwards.
         if self._script_all or call.header("x-request-id") is not None:
             return None
         match call.target:
             case "/health":
-                return json_answer({}, status=self.health_status)
+                return self.health or json_answer({}, status=self.health_status)
             case "/v1/models":
                 listed = [{"id": name} for name in self.models]
                 listed += [{"id": name, "parent": parent} for name, parent in self.adapters.items()]
@@ -290,6 +302,29 @@ class _Connection:
         while await self.source.readuntil(b"\r\n") != b"\r\n":
             pass
         return bytes(body)
+
+
+@asynccontextmanager
+async def black_hole() -> AsyncIterator[str]:
+    """A port that answers no connection: its queue is full and nobody takes from it."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        queued = [socket.socket() for _ in range(4)]
+        tries = []
+        for one in queued:
+            one.setblocking(False)
+            tries.append(asyncio.create_task(loop.sock_connect(one, listening.getsockname())))
+        await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            for task in tries:
+                task.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
+            for one in queued:
+                one.close()
 
 
 def json_answer(body: object, *, status: int = 200, headers: str = "") -> Script:

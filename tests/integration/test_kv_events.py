@@ -297,6 +297,38 @@ async def test_a_publisher_that_connects_to_us(
             await following.wait_held(1, 2)
 
 
+async def test_an_instance_that_joins_is_followed_and_one_that_leaves_is_not(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path, follow: Follow, until: Until
+) -> None:
+    with (
+        Publisher(context, where=f"ipc://{tmp_path}/first") as first,
+        Publisher(context, where=f"ipc://{tmp_path}/second") as second,
+    ):
+        async with follow(first.address) as following:
+            await following.wait_connected(first)
+            first.says(stored(1))
+            await following.wait_held(1)
+            following.service.add(Instance("gpu-new", "http://127.0.0.1:1", 7), [second.address])
+            await until(lambda: second.is_subscribed and following.trust(7) is not Trust.CONNECTING)
+            second.says(stored(1))
+            await following.wait_held(1, slot=7)
+            prompt = following.index.prompt(array("I", [1, 1, 9]).tobytes())
+            assert following.index.match(prompt) == {0: 2, 7: 2}
+
+            following.service.remove("gpu-0")
+            following.index.remove(0)
+            assert following.index.match(prompt) == {7: 2}
+            # What it says from now on goes nowhere, and its name may be another's.
+            first.says(stored(2))
+            following.service.add(Instance("gpu-0", "http://127.0.0.1:1", 8), [second.address])
+            await following.wait_held(1, slot=8)
+            assert following.held(0) == set()
+            for name, slot in (("gpu-0", 8), ("gpu-new", 7)):
+                following.service.remove(name)
+                following.index.remove(slot)
+            assert following.index.n_bytes == 0
+
+
 async def test_an_instance_that_is_not_there_yet(
     context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path, follow: Follow, until: Until
 ) -> None:

@@ -302,3 +302,17 @@ async def test_tunnels_are_not_made(serve: Serve) -> None:
         answer = await client.request("CONNECT", "/v1/x")
         assert answer.status == 501
         assert upstream.calls == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "cause"),
+    [
+        (b"nonsense\r\n\r\n", "malformed_request"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", "headers_too_large"),
+    ],
+)
+async def test_what_cannot_be_read_is_counted(serve: Serve, sent: bytes, cause: str) -> None:
+    async with FakeUpstream() as upstream, serve(upstream) as app, RawClient(app.url) as client:
+        await client.send(sent)
+        await client.wait_closed()
+        assert f'prefixroute_unread_requests_total{{cause="{cause}"}} 1.0'.encode() in app.metrics.exposition()[0]

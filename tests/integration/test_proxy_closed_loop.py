@@ -125,7 +125,7 @@ async def test_a_model_name_as_long_as_a_body_is_not_kept(serve: Serve, finished
     async with FakeUpstream() as upstream, serve(upstream) as app, RawClient(app.url) as client:
         assert (await client.request(body=body, headers=[("x-request-id", "r-1")])).status == 200
         await until(lambda: len(finished()) == 1)
-        record = app._decisions.find("r-1")
+        record = app.parts.decisions.find("r-1")
     assert record is not None
     assert record.model == "other"
 

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from prefixroute.app import App
 from prefixroute.testing import Call, FakeUpstream, RawClient
 from prefixroute.testing.client import head
+from prefixroute.testing.upstream import black_hole
 
 Serve = Callable[..., AbstractAsyncContextManager[App]]
 Finished = Callable[[], list[dict[str, Any]]]
@@ -29,29 +29,6 @@ async def begins(call: Call) -> None:
     await call.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     await call.send_chunk(b"half")
     await call.wait_disconnected()
-
-
-@asynccontextmanager
-async def black_hole() -> AsyncIterator[str]:
-    """A port that answers no connection: its queue is full and nobody takes from it."""
-    loop = asyncio.get_running_loop()
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(0)
-        queued = [socket.socket() for _ in range(4)]
-        tries = []
-        for one in queued:
-            one.setblocking(False)
-            tries.append(asyncio.create_task(loop.sock_connect(one, listening.getsockname())))
-        await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            for task in tries:
-                task.cancel()
-            await asyncio.gather(*tries, return_exceptions=True)
-            for one in queued:
-                one.close()
 
 
 def message_of(body: bytes) -> str:

@@ -229,11 +229,11 @@ def settings_for_banner(admin: dict[str, Any] | None, *instances: dict[str, Any]
 
 async def test_the_banner_names_fleet_strategy_and_metrics() -> None:
     settings = settings_for_banner(
-        {"host": "0.0.0.0", "port": 0},
+        {"host": "0.0.0.0", "port": 0, "token_env": "TOKEN"},
         {"url": "http://127.0.0.1:1", "name": "gpu-a"},
         {"url": "http://127.0.0.1:2", "name": "gpu-long"},
     )
-    async with running(settings) as app:
+    async with running(settings, environ={"TOKEN": "t"}) as app:
         assert app.banner() == [
             f"PrefixRoute {__version__}: random over 2 instances",
             f"  requests  http://127.0.0.1:{app.port}",

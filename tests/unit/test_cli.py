@@ -324,6 +324,10 @@ def test_a_check_names_an_extra_that_is_missing(shell: Shell, config: str, missi
 def test_a_body_that_cannot_be_read_is_one_line(shell: Shell) -> None:
     refused(shell.run("explain", "none.json"), "none.json: cannot be read: No such file or directory")
     refused(shell.run("explain", "."), ".: cannot be read: Is a directory")
+    refused(
+        shell.run("explain", "--ladder", "--token-file", "sk-x"),
+        "there is no file where token_file says (write the file's path there, and the secret into the file)",
+    )
 
 
 @pytest.mark.parametrize("header", ["x-session-id", ": 7", "x id: 7", "x-session-id: 7\r\nHost: a", "x-session-id: é"])

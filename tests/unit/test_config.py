@@ -2,19 +2,22 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
+import trustme
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from prefixroute.config.file import MAX_FILE_BYTES, parse_json, parse_yaml
-from prefixroute.config.load import MAX_PROBLEMS, api_key, instances_from_urls, load_settings, require_instances
+from prefixroute.config.load import MAX_PROBLEMS, instances_from_urls, load_settings, require_instances
 from prefixroute.config.routing import Strategy
+from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import InstanceSettings, KvEventsSettings, Settings
 from prefixroute.config.tables import Table, table_in
 from prefixroute.config.url import instance_name, instance_url
@@ -446,12 +449,15 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
         ({"Listen": {}}, "Listen: unknown setting; did you mean 'listen'?"),
         ({"tls": {}}, f"tls: unknown setting (known here: {', '.join(Settings.model_fields)})"),
         ({"log": {"x\ny": 1}}, r"log.'x\ny': unknown setting (known here: format, level, access)"),
-        ({"listen": {"x" * 99: 1}}, f"listen.{'x' * 60}…: unknown setting (known here: host, port)"),
+        (
+            {"listen": {"x" * 99: 1}},
+            f"listen.{'x' * 60}…: unknown setting (known here: host, port, tls, api_keys_file, cors)",
+        ),
         (
             {"fleet": {"instances": [{"url": "http://a", "weights": 1}]}},
             (
                 "fleet.instances[0].weights: unknown setting "
-                "(known here: url, name, models, api_key_env, capacity_tokens, kv_events)"
+                "(known here: url, name, models, api_key_env, api_key_file, tls, capacity_tokens, kv_events)"
             ),
         ),
         (
@@ -676,6 +682,9 @@ def test_header_names_have_no_case() -> None:
         ("http://[0:0::1]", "http://[::1]", "[::1]:80"),
         ("http://a.b.svc.cluster.local.:1/A%20b", "http://a.b.svc.cluster.local.:1/A%20b", "a.b.svc.cluster.local.:1"),
         (f"http://{'a' * 60}.example:8000", f"http://{'a' * 60}.example:8000", "a" * 59 + ":8000"),
+        ("unix:/run/vllm.sock", "unix:/run/vllm.sock", "unix:vllm.sock"),
+        ("UNIX:///run/v@1.sock", "unix:/run/v@1.sock", "unix:v-1.sock"),
+        (f"unix:/{'a' * 99}", f"unix:/{'a' * 99}", f"unix:{'a' * 59}"),
     ],
 )
 def test_urls_have_one_spelling_and_give_a_name(text: str, url: str, name: str) -> None:
@@ -719,6 +728,11 @@ def test_urls_have_one_spelling_and_give_a_name(text: str, url: str, name: str) 
         ("http://gpu-a/../b", "has a malformed path"),
         ("http://gpu-a:8000/v1", "ends in /v1, which the paths of requests bring along (leave it out)"),
         ("http://gpu-a:8000/base/v1/", "ends in /v1"),
+        ("unix:vllm.sock", "has no absolute path of a socket (write unix:/run/vllm.sock)"),
+        ("unix://run/vllm.sock", "has no absolute path of a socket"),
+        ("unix:/", "has no absolute path of a socket"),
+        ("unix:/run/a b", "has no absolute path of a socket"),
+        (f"unix:/{'a' * 107}", "has a path of more than 107 bytes, which sockets cannot have"),
     ],
 )
 def test_a_bad_url_is_told_what_to_do(text: str, message: str) -> None:
@@ -740,6 +754,12 @@ def test_a_bad_url_is_told_what_to_do(text: str, message: str) -> None:
         {"fleet": {"instances": [{"url": "http://gpu-a", "api_key": "hunter2"}]}},
         {"fleet": {"instances": [{"url": "http://gpu-a", "api_key_env": "hunter2"}]}},
         {"fleet": {"instances": [{"url": "http://gpu-a", "api_key_env": ["hunter2"]}]}},
+        {"fleet": {"instances": [{"url": "http://gpu-a", "api_key_file": "hunter2"}]}},
+        {"fleet": {"instances": [{"url": "http://gpu-a", "api_key_file": "-----BEGIN\nhunter2"}]}},
+        {"listen": {"api_keys_file": "hunter2"}},
+        {"admin": {"token_env": "hunter2"}},
+        {"admin": {"token_file": "hunter2"}},
+        {"admin": {"token": "hunter2"}},
     ],
 )
 def test_secrets_in_the_wrong_place_are_not_repeated(table: dict[str, Any]) -> None:
@@ -910,3 +930,159 @@ def test_a_url_is_refused_or_has_a_spelling_that_stays(text: str) -> None:
     assert instance_url(url) == url
     assert re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,64}", instance_name(url))
     assert InstanceSettings(url=text).name == instance_name(url)
+
+
+# Security
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_the_admin_plane_on_this_machine_needs_no_token(host: str) -> None:
+    from_table({"admin": {"host": host}})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "router.internal"])
+def test_the_admin_plane_for_other_machines_needs_a_token(host: str) -> None:
+    assert problem({"admin": {"host": host}}) == (
+        f"admin.host: {host} can be reached from other machines, which needs a token "
+        "(set admin.token_env or admin.token_file; or 127.0.0.1, or admin: null)"
+    )
+    environ = {"TOKEN": "t0ken\n"}
+    admin = from_table({"admin": {"host": host, "token_env": "TOKEN"}}, environ).admin
+    assert admin is not None
+    assert admin_token(admin, environ) == "t0ken"
+
+
+def test_secrets_come_from_files_too(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hunter2\n")
+    settings = from_table(
+        {
+            "admin": {"token_file": str(file)},
+            "fleet": {"instances": [{"url": "http://a", "api_key_file": str(file)}]},
+        }
+    )
+    assert settings.admin is not None
+    assert admin_token(settings.admin, {}) == api_key(settings.fleet.instances[0], {}) == "hunter2"
+    assert "hunter2" not in repr(settings)
+    file.write_text(" \n")
+    assert problems_of(lambda: from_table({"admin": {"token_file": str(file)}})) == [
+        f"admin.token_file: the file {file} is empty (write the token into it)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (
+            {"fleet": {"instances": [{"url": "http://a", "api_key_env": "K", "api_key_file": "k"}]}},
+            "fleet.instances[0].api_key_file: is set beside api_key_env (keep one of them)",
+        ),
+        (
+            {"admin": {"token_env": "K", "token_file": "k"}},
+            "admin.token_file: is set beside token_env (keep one of them)",
+        ),
+        (
+            {"fleet": {"instances": [{"url": "http://a", "tls": {}}]}},
+            "fleet.instances[0].tls: is for a url that begins with https:// (change the url, or leave tls out)",
+        ),
+        (
+            {"fleet": {"instances": [{"url": "https://a", "tls": {"key_file": "k"}}]}},
+            "fleet.instances[0].tls.key_file: needs cert_file, whose key it is",
+        ),
+        (
+            {"fleet": {"instances": [{"url": "https://a", "tls": {"server_name": "a b"}}]}},
+            "fleet.instances[0].tls.server_name: must be a host name",
+        ),
+        ({"listen": {"tls": {"cert_file": "c"}}}, "listen.tls.key_file: is required"),
+        ({"listen": {"cors": {}}}, "listen.cors.allow_origins: is required"),
+        (
+            {"listen": {"cors": {"allow_origins": ["https://a/"]}}},
+            "listen.cors.allow_origins[0]: must be SCHEME://HOST[:PORT] in lower case, without a path, or '*'",
+        ),
+        (
+            {"listen": {"cors": {"allow_origins": ["*", "https://a"]}}},
+            "listen.cors.allow_origins: has '*', which is every page, and others (keep one or the other)",
+        ),
+        (
+            {"listen": {"cors": {"allow_origins": ["*"], "allow_credentials": True}}},
+            "listen.cors.allow_credentials: needs the origins named in allow_origins, not '*'",
+        ),
+        (
+            {"listen": {"cors": {"allow_origins": ["*"], "allow_headers": ["a: b"]}}},
+            "listen.cors.allow_headers[0]: must be a name such as content-type",
+        ),
+        (
+            {"limits": {"per_key_in_flight": 1}},
+            "limits.per_key_in_flight: needs listen.api_keys_file, which says what keys there are",
+        ),
+        (
+            {"routing": {"isolate_by": "api_key"}, "fleet": {"instances": [{"url": "http://a", "kv_events": "auto"}]}},
+            (
+                "routing.isolate_by: cannot be api_key while an instance has kv_events "
+                "(turn them off, or have clients send a cache_salt and leave this out)"
+            ),
+        ),
+    ],
+)
+def test_a_wrong_setting_of_security_is_told_in_one_line(table: dict[str, Any], line: str) -> None:
+    assert problem(table) == line
+
+
+class Certificates:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        ca = trustme.CA()
+        one, other = ca.issue_cert("a"), ca.issue_cert("b")
+        self.cert = self.write("cert.pem", one.cert_chain_pems[0].bytes())
+        self.key = self.write("key.pem", one.private_key_pem.bytes())
+        self.other_key = self.write("other.pem", other.private_key_pem.bytes())
+        self.ca = self.write("ca.pem", ca.cert_pem.bytes())
+        self.rubbish = self.write("rubbish.pem", b"hunter2")
+        self.broken = self.write("broken.pem", b"-----BEGIN CERTIFICATE-----\nhunter2\n-----END CERTIFICATE-----\n")
+        self.encrypted = self.write("encrypted.pem", b"")
+        run = ["openssl", "pkey", "-in", self.key, "-aes256", "-passout", "pass:x", "-out", self.encrypted]
+        subprocess.run(run, check=True, capture_output=True)
+
+    def write(self, name: str, content: bytes) -> str:
+        path = self.folder / name
+        path.write_bytes(content)
+        return str(path)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path)
+
+
+def test_good_certificates_are_taken(certificates: Certificates) -> None:
+    c = certificates
+    tls = {"cert_file": c.cert, "key_file": c.key, "client_ca_file": c.ca}
+    instance_tls = {"cert_file": c.cert, "key_file": c.key, "ca_file": c.ca}
+    from_table(
+        {
+            "listen": {"tls": tls},
+            "admin": {"tls": tls},
+            "fleet": {"instances": [{"url": "https://a", "tls": instance_tls}]},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ({"cert_file": "nowhere"}, "cert_file: nowhere: no such file"),
+        ({"cert_file": "{rubbish}"}, "cert_file: {rubbish}: holds no certificate (PEM)"),
+        ({"cert_file": "{key}"}, "cert_file: {key}: holds no certificate (PEM)"),
+        ({"key_file": "{cert}"}, "key_file: {cert}: holds no private key (PEM)"),
+        ({"key_file": "{other_key}"}, "key_file: {other_key}: is not the key of {cert}"),
+        ({"key_file": "{encrypted}"}, "key_file: {encrypted}: is encrypted (write it out without a password)"),
+        ({"client_ca_file": "{rubbish}"}, "client_ca_file: {rubbish}: holds no certificate (PEM)"),
+        ({"client_ca_file": "{broken}"}, "client_ca_file: {broken}: cannot be used ("),
+        ({"cert_file": "{folder}"}, "cert_file: {folder}: is a directory (name the file in it)"),
+    ],
+)
+def test_a_bad_certificate_is_told_in_one_line(certificates: Certificates, files: dict[str, str], line: str) -> None:
+    names = {name: str(value) for name, value in vars(certificates).items()}
+    tls = {"cert_file": certificates.cert, "key_file": certificates.key}
+    tls |= {name: path.format(**names) for name, path in files.items()}
+    assert problem({"listen": {"tls": tls}}).startswith(f"listen.tls.{line.format(**names)}")

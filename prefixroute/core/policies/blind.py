@@ -13,6 +13,10 @@ class RandomPolicy(StatelessPolicy):
         return Decision(rng.choice(candidates), Reason.TURN)
 
 
+# More than any fleet has. Instances come and go, and nobody tells a policy.
+_MAX_REMEMBERED = 16_384
+
+
 class RoundRobin:
     """Candidates in turn: the one whose last turn is longest ago."""
 
@@ -26,7 +30,11 @@ class RoundRobin:
 
     def record(self, facts: Facts, decision: Decision) -> None:
         self._turn += 1
-        self._last_turn[decision.instance.name] = self._turn
+        name = decision.instance.name
+        self._last_turn.pop(name, None)  # set again, it becomes the newest
+        self._last_turn[name] = self._turn
+        if len(self._last_turn) > _MAX_REMEMBERED:
+            del self._last_turn[next(iter(self._last_turn))]
 
 
 class LeastOutstanding(StatelessPolicy):

@@ -62,4 +62,4 @@ class PrefixAware:
         for name in (facts.prompt.prefix_aware_id, facts.prompt.model):
             owner = (name or "").encode("utf-8", "surrogatepass")
             owners += len(owner).to_bytes(4) + owner
-        return xxh3_128_digest(owners + prefix, self._seed)
+        return xxh3_128_digest(facts.prompt.tenant + owners + prefix, self._seed)

@@ -65,6 +65,11 @@ class Answer:
         self.trailers: RawHeaders = ()
         """Once the body has ended."""
 
+    @property
+    def has_more(self) -> bool:
+        """Whether `pour` has something to hand over at once."""
+        return bool(self._kept) or self._is_ended
+
     async def pour(self, consume: Consume) -> None:
         """Hands the body to `consume`, each piece as it comes. Returns after the last.
 

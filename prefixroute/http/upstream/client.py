@@ -1,7 +1,7 @@
 """One attempt on one instance: a connection, the request, the head of its answer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from ssl import SSLContext
 
@@ -101,6 +101,32 @@ class Upstream:
             timer.stop()
         return answer
 
+    def configure(
+        self,
+        *,
+        first_byte_timeout_s: float | None,
+        idle_timeout_s: float | None,
+        limits: ConnectionLimits,
+        api_keys: Mapping[str, str],
+        tls: Mapping[str, tuple[SSLContext, str | None]] | None = None,
+    ) -> None:
+        """For attempts that begin from now on; those under way keep what they began with."""
+        self._first_byte_timeout_s = first_byte_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._authorizations = _authorizations(api_keys)
+        old_tls, self._tls = self._tls, dict(tls or {})
+        for name in old_tls.keys() | self._tls.keys():
+            if old_tls.get(name) != self._tls.get(name):
+                self.forget(name)  # whom its connections go to may be trusted no longer
+        if limits != self._limits:
+            self._limits = limits
+            self.keep(())
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forgets all instances but these."""
+        for name in self._pools.keys() - set(names):
+            self.forget(name)
+
     def forget(self, name: str) -> None:
         """The instance is no more: kept connections close now, others after their answers."""
         pool = self._pools.pop(name, None)
@@ -127,8 +153,11 @@ class Upstream:
         added: list[tuple[bytes, bytes]] = []
         if (
             name in self._authorizations
+            # What answers a TRACE sends back all that it was sent (RFC 9110, 9.3.8).
+            and request.method != "TRACE"
             and first(headers, b"authorization") is None
             and first(headers, b"x-api-key") is None
+            and first(headers, b"api-key") is None
         ):
             added.append((b"Authorization", self._authorizations[name]))
         if isinstance(body, bytes):

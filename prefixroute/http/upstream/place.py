@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
 
-from prefixroute.errors import UpstreamUnreachableError
+from prefixroute.errors import UpstreamUnreachableError, UpstreamUntrustedError
 
 # The next of a name's addresses is tried when one has not answered for this long (RFC 8305, 5).
 _NEXT_ADDRESS_S = 0.25
@@ -94,6 +94,8 @@ class Connector:
                 raise UpstreamUnreachableError(
                     f"{self._name}: no connection within connect_timeout_s ({self._timeout_s:g} s)", timed_out=True
                 ) from error
+            if isinstance(error, ssl.SSLError):
+                raise UpstreamUntrustedError(f"{self._name}: {_cause(error)}") from error
             raise UpstreamUnreachableError(
                 f"{self._name}: {_cause(error)}",
                 timed_out=error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),

@@ -464,3 +464,70 @@ def test_a_fleet_of_nobody_has_no_candidates() -> None:
     fleet = Fleet([])
     assert candidates(fleet) == candidates(fleet, "llama") == ""
     assert not fleet.can_serve(0.0)
+
+
+# Coming and going
+
+
+def test_who_joins_gets_nothing_before_a_probe_has_passed() -> None:
+    fleet = up(make_fleet())
+    joined = fleet.add("d", "http://d")
+    assert (joined.slot, fleet.state("d").state) == (3, State.STARTING)
+    assert candidates(fleet) == "abc"
+    fleet.probe_passed("d")
+    assert candidates(fleet) == "abcd"
+
+
+def test_who_joins_is_tried_when_nobody_else_could_be() -> None:
+    fleet = up(make_fleet(n=1), "a")
+    fleet.add("b", "http://b")
+    assert candidates(fleet, without=("a",)) == "b"
+    fail(fleet, "a", REFUSED)
+    assert candidates(fleet) == "b"
+    fleet.answered("b")
+    assert fleet.state("b").state is State.UP
+
+
+def test_who_joins_and_refuses_is_no_candidate() -> None:
+    fleet = up(make_fleet(n=1), "a")
+    fleet.add("b", "http://b")
+    fail(fleet, "b", REFUSED, times=1)
+    assert (fleet.state("b").state, candidates(fleet, without=("a",))) == (State.DOWN, "")
+
+
+def test_a_slot_is_never_given_twice() -> None:
+    fleet = make_fleet()
+    removed = fleet.remove("c")
+    again = fleet.add("c", "http://c")
+    assert (removed.slot, again.slot) == (2, 3)
+    assert (fleet.has(removed), fleet.has(again)) == (False, True)
+    # What is still under way on the old one comes to its end.
+    fleet.released("c", 0)
+
+
+def test_a_name_is_in_a_fleet_once() -> None:
+    fleet = make_fleet()
+    with pytest.raises(ValueError, match="a is in the fleet already"):
+        fleet.add("a", "http://elsewhere")
+    with pytest.raises(KeyError):
+        fleet.remove("d")
+
+
+def test_models_follow_who_is_there_and_what_is_configured() -> None:
+    fleet = up(make_fleet(frozenset({"m"}), frozenset({"n"})), "a", "b")
+    fleet.remove("a")
+    assert not fleet.knows_model("m")
+    fleet.set_models("b", frozenset({"m", "o"}))
+    assert (candidates(fleet, "m"), fleet.knows_model("n")) == ("b", False)
+    # No longer configured: what was known stands until it is learned.
+    fleet.set_models("b", None)
+    assert fleet.knows_model("o")
+    fleet.learned_models("b", frozenset({"p"}))
+    assert (fleet.knows_model("o"), fleet.knows_model("p")) == (False, True)
+
+
+def test_other_constants_hold_from_now_on() -> None:
+    fleet = up(make_fleet())
+    fleet.configure(HealthConstants(fall=1, eject_s=5))
+    fail(fleet, "a", STATUS, times=1)
+    assert fleet.state("a").state is State.DOWN

@@ -10,6 +10,7 @@ import pytest
 
 from prefixroute.core.fleet import Instance
 from prefixroute.core.load import prefill_work
+from prefixroute.core.policies import blind
 from prefixroute.core.policies.blind import LeastOutstanding, RandomPolicy, RoundRobin
 from prefixroute.core.policies.expected_latency import ExpectedLatency, LatencyConstants
 from prefixroute.core.policies.prefix_aware import PrefixAware
@@ -71,6 +72,17 @@ def test_round_robin_lets_nobody_jump_the_queue_when_candidates_come_and_go() ->
     assert take(policy, facts(), [candidates[0], candidates[2]]).instance.slot == 2
     assert take(policy, facts(), candidates).instance.slot == 1
     assert take(policy, facts(), candidates).instance.slot == 0
+
+
+def test_round_robin_does_not_remember_everybody_who_ever_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blind, "_MAX_REMEMBERED", 3)
+    policy = RoundRobin()
+    for n in range(10):
+        take(policy, facts(), [Candidate(Instance(f"pod-{n}", "", n))])
+    assert len(policy._last_turn) == 3
+    # Those who are there still take turns.
+    candidates = busy(0, 0, 0)
+    assert [take(policy, facts(), candidates).instance.slot for _ in range(4)] == [0, 1, 2, 0]
 
 
 def test_least_outstanding_takes_the_emptiest_and_equals_by_lot() -> None:

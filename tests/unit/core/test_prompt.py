@@ -431,6 +431,13 @@ class TestFields:
         scopes = {read(Api.COMPLETIONS, {"prompt": "x", **body}).scope for body in bodies}
         assert len(scopes) == len(bodies)
 
+    def test_scope_tells_tenants_apart(self) -> None:
+        body: Body = {"prompt": "x", "model": "m"}
+        prompts = [read(Api.COMPLETIONS, body, tenant=tenant) for tenant in (b"", b"a" * 32, b"b" * 32)]
+        assert len({prompt.scope for prompt in prompts}) == 3
+        assert len({prompt.key for prompt in prompts}) == 1
+        assert "aaaa" not in repr(prompts[1])
+
     def test_scope_is_blind_to_how_an_adapter_is_given(self) -> None:
         one, two, three = (
             read(Api.GENERATE, {"text": "x", **more}).scope

@@ -12,6 +12,7 @@ from prefixroute.kv_events.sources import Address, configured, discovered
     [
         ("tcp://*:5557", "http://gpu-a:8000", "tcp://gpu-a:5557"),
         ("tcp://0.0.0.0:5557", "https://10.0.0.7", "tcp://10.0.0.7:5557"),
+        ("tcp://*:5557", "unix:/run/vllm.sock", "tcp://127.0.0.1:5557"),
         ("tcp://[::]:5557", "http://gpu-a:8000", "tcp://gpu-a:5557"),
         ("tcp://:::5557", "http://gpu-a:8000", "tcp://gpu-a:5557"),
         ("tcp://*:5557", "http://[fd00::7]:8000", "tcp://[fd00::7]:5557"),

@@ -32,7 +32,7 @@ def simulation(name: str = "random", n: int = 4, workload: Workload | None = Non
 
 
 def policy_of(sim: Simulation) -> Policy:
-    return sim.router._policy
+    return sim.router.policy
 
 
 def facts(chain: Sequence[int] = (), n_tokens: int | None = None, now_s: float = 0.0) -> Facts:

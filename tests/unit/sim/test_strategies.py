@@ -26,7 +26,7 @@ def test_every_name_makes_a_policy_of_its_own_each_time(name: str) -> None:
     known = strategy(name)
     assert known.name == name
     sims = [Simulation(Workload("none", 256, []), FleetShape([1.0] * 2), known.make) for _ in range(2)]
-    assert sims[0].router.policy is not sims[1].router._policy
+    assert sims[0].router.policy is not sims[1].router.policy
 
 
 def test_only_expected_latency_holds() -> None:
