@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chart test check format coverage build pins clean
+.PHONY: help demo chart test chaos soak fuzz check format coverage build pins clean
 
 help:  ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -22,6 +22,15 @@ chart: $(VENV)/.dev-ready  ## The same, drawn to docs/demo.svg
 
 test: $(VENV)/.dev-ready  ## All tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+chaos: $(VENV)/.dev-ready  ## Faults under load, a minute each (ARGS="--fault killed --seconds 20")
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(VENV)/.dev-ready  ## A million requests, no two alike: does memory stay? (ARGS="--minutes 5")
+	$(BIN)/python -m tests.chaos.soak $(ARGS)
+
+fuzz: $(VENV)/.dev-ready  ## Bytes that nobody means, for ten minutes (ARGS="--minutes 30 --target requests")
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 check: $(VENV)/.dev-ready  ## Format, lint, types, import rules
 	$(BIN)/ruff format --check

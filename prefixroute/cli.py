@@ -16,6 +16,7 @@ import typer
 
 from prefixroute import __version__
 from prefixroute.errors import ConfigError, PrefixRouteError
+from prefixroute.memory import bound_heap
 from prefixroute.trial_commands import TRIAL_COMMANDS
 
 app = typer.Typer(
@@ -99,6 +100,7 @@ def serve(
 ) -> None:
     """Route requests to model servers, until stopped by SIGTERM or Ctrl-C. SIGHUP reads the configuration again."""
     exit_on_signals()
+    bound_heap()
     from prefixroute.app import running
     from prefixroute.config import Settings, require_instances
     from prefixroute.logs import configure_logs, log_loop_exception

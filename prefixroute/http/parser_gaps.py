@@ -16,10 +16,12 @@ from aiohttp import StreamReader
 from prefixroute.http.body import MAX_LENGTH_DIGITS
 from prefixroute.http.headers import asks_for_websocket
 
-# How the bytes of a body end that has no trailers; an extension has a semicolon, which no trailer's name can have.
-_NO_TRAILERS = re.compile(rb"\n0+(?:;[^\r\n]*)?\r\n\r\n\Z")
-# What of the last bytes is looked at. An extension that is longer costs the connection, nothing else.
-_LAST_BYTES = 256
+# How the bytes of a body end that has no trailers: with the last chunk and an empty line, and behind it at most the
+# beginning of another head. An empty line later on would be the end of trailers, or of that head. An extension has a
+# semicolon, which no trailer's name can have.
+_NO_TRAILERS = re.compile(rb"\n0+(?:;[^\r\n]*)?\r\n\r\n(?:[^\r\n]+\r\n)*[^\r\n]*\r?\Z")
+# What of the last bytes is looked at. An extension or half a head that is longer costs the connection, nothing else.
+_LAST_BYTES = 4096
 
 
 class Next(Enum):

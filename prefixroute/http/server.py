@@ -100,9 +100,7 @@ class _Connection(RequestHandler):
         "is_ending",
     )
 
-    def __init__(
-        self, *args: Any, limits: ClientLimits, on_unread: Callable[[str], None], **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, limits: ClientLimits, on_unread: Callable[[str], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._on_unread = on_unread
         self._max_head_bytes = limits.max_header_bytes * MAX_FULL_HEADERS

@@ -489,6 +489,26 @@ async def test_o37_a_chunked_request_has_one_framing_upstream(serve: Serve, targ
         assert n_delivered('"a"', upstream) == 1
 
 
+@pytest.mark.parametrize("target", ["/x", CHAT])
+@pytest.mark.parametrize("ending", [b"0\r\n\r\n", b"000;ext=1\r\n\r\n"])
+async def test_o37_a_request_that_comes_in_part_behind_a_chunked_body_is_answered(
+    serve: Serve, target: str, ending: bytes
+) -> None:
+    """Wherever the bytes of its head are cut, those before the cut arrive together with the end of the body."""
+    following = head("GET", "/next", None, [("Accept", "x" * 300)])
+    body = b"b\r\n\n0\r\n\r\nGET /\r\n"
+    async with FakeUpstream() as upstream, serve(upstream) as app:
+        for cut in (1, 5, 20, 21, 22, 23, 40, len(following) - 3, len(following) - 1, len(following)):
+            async with RawClient(app.url) as client:
+                start = head("POST", target, None, [JSON, CHUNKED]) + body + ending
+                await client.send(start + following[:cut])
+                assert (await client.answer()).status == 200
+                await client.send(following[cut:])
+                assert (await client.answer()).status == 200
+    assert {call.body for call in upstream.calls} == {b"\n0\r\n\r\nGET /", b""}
+    assert [call.target for call in upstream.calls] == [target, "/next"] * 10
+
+
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize(("lines", "body"), FRAMINGS.values(), ids=FRAMINGS)
 async def test_o37_old_clients_get_no_chunks(serve: Serve, lines: bytes, body: bytes, version: bytes) -> None:
