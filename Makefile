@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chart test chaos soak fuzz check format coverage build pins clean
+.PHONY: help demo chart test chaos soak fuzz check audit format coverage build pins clean
 
 help:  ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -37,6 +37,16 @@ check: $(VENV)/.dev-ready  ## Format, lint, types, import rules
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Where no advisories can be had (an index without them says so for each package), nothing fails.
+AUDIT := -r requirements.txt -r requirements-dev.txt --no-deps --disable-pip --progress-spinner off
+audit: $(VENV)/.dev-ready  ## Known vulnerabilities among the pinned packages
+	@if command -v uvx >/dev/null 2>&1; then audit="uvx -q pip-audit"; else \
+		[ -x $(VENV)/audit/bin/pip-audit ] || { $(PYTHON) -m venv $(VENV)/audit && \
+		$(VENV)/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit; }; \
+		audit=$(VENV)/audit/bin/pip-audit; fi; \
+	$$audit $(AUDIT) >$(VENV)/audit.log 2>&1 && tail -n 1 $(VENV)/audit.log || \
+		{ cat $(VENV)/audit.log; ! grep -q "known vulnerabilit" $(VENV)/audit.log; }
 
 format: $(VENV)/.dev-ready  ## Format and sort
 	$(BIN)/ruff format
