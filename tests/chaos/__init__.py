@@ -1,0 +1,1 @@
+"""Faults under load: `python -m tests.chaos`. Real processes: the command, and instances that can be killed."""
