@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from prefixroute import __version__
@@ -15,11 +15,13 @@ from prefixroute.config.settings import RecordingSettings, Settings
 from prefixroute.config.tls import ServerTls
 from prefixroute.core.prompt import Prompt
 from prefixroute.drift import tell_drift
+from prefixroute.errors import n_requests
+from prefixroute.handshakes import FailedHandshakes
 from prefixroute.http.admin import Admin
 from prefixroute.http.routes import plain_path, route_of
 from prefixroute.http.server import ClientLimits, FrontServer, address, has_fast_parser, listen
 from prefixroute.logs import access_log, set_level
-from prefixroute.parts import Parts, body_limits
+from prefixroute.parts import Parts, Prepared, body_limits
 from prefixroute.record import RequestRecord
 from prefixroute.recording.recorder import Recorder, start_recorder
 from prefixroute.reload import ConfigSource, Reloader
@@ -65,11 +67,13 @@ class App:
         self.proxy = parts.proxy
         self.security = parts.security
         self._notifier = notifier
+        self._source = source
         self._reloader: Reloader | None = None
         if source is not None:
             self._reloader = Reloader(
                 source,
-                self.apply,
+                self._take_up,
+                prepare=parts.prepare,
                 note=self.metrics.reloads.note,
                 is_watching=lambda: self.settings.watch_config,
                 on_begin=notifier.reloading,
@@ -86,8 +90,11 @@ class App:
 
         Raises ConfigError, and then nothing has changed.
         """
-        old = self.settings
-        change = self.parts.apply(new)
+        return self._take_up(self.parts.prepare(new))
+
+    def _take_up(self, prepared: Prepared) -> Change:
+        old, change = self.settings, prepared.change
+        self.parts.commit(prepared)
         settings = change.settings
         if settings.log.level != old.log.level:
             set_level(settings.log.level)
@@ -144,6 +151,7 @@ class App:
 
     def _on_record(self, record: RequestRecord) -> None:
         self.metrics.record(record)
+        self.parts.leaving.look()
         if self.settings.log.access:
             access_log(record, _access, self.router.fleet.knows_model)
         for slot, one in self.router.audit.feedback.take_changed():
@@ -174,16 +182,25 @@ class App:
             _log.warning("aiohttp's compiled parser is missing: requests are parsed slower and less strictly")
         self._tell_oddities()
         async with AsyncExitStack() as stack:
+            stack.callback(self._say_stopped)
             stack.push_async_callback(parts.upstream.close)
             if settings.recording is not None:
                 self.recorder = self._start_recorder(settings.recording)
                 # After the last request; not on the loop, because it may wait for the disk.
                 stack.push_async_callback(asyncio.to_thread, self.recorder.close)
-            front = FrontServer(self.proxy.handle, _client_limits(settings), self.metrics.unread)
+            front = FrontServer(
+                self.proxy.handle,
+                _client_limits(settings),
+                self.metrics.unread,
+                names_clients=lambda: self.settings.log.client_address,
+            )
             security, at = self.security, settings.listen
+            self._watch_handshakes("data", security.listen_tls)
+            self._watch_handshakes("admin", security.admin_tls)
             server, self.port = await listen(front, at.host, at.port, security.listen_tls)
             transports: list[asyncio.Transport] = []
             stack.callback(_abort, transports)
+            stack.push_async_callback(self._wait_cut_off)
             stack.push_async_callback(front.shutdown, _GRACE_S)
             stack.callback(server.close)
             if settings.admin is not None:
@@ -215,7 +232,15 @@ class App:
                 front.pre_shutdown()
                 await self._drain(transports)
                 self.proxy.is_cutting_off = True
-                _log.info("stopped")
+
+    def _watch_handshakes(self, plane: str, tls: ServerTls | None) -> None:
+        if tls is None:
+            return
+
+        def count() -> None:
+            self.metrics.failed_handshakes[plane] += 1
+
+        tls.on_failure = FailedHandshakes(plane, count, self._clock).failed
 
     def _tell_oddities(self) -> None:
         if self.settings.routing.strategy == "kv_aware" and self.exact is None:
@@ -223,7 +248,8 @@ class App:
         self.security.tell_openness()
 
     async def _follow_configuration(self) -> None:
-        if self._reloader is not None:
+        if self._source is not None and self._reloader is not None:
+            self._source.tell_outranked()
             await self._reloader.run()
 
     def _status(self) -> str:
@@ -248,7 +274,17 @@ class App:
                 while any(map(_n_unsent, transports)):  # noqa: ASYNC110  they tell nobody
                     await asyncio.sleep(_UNSENT_POLL_S)
         except TimeoutError:
-            _log.warning("stopping: what did not end in time is cut off (%d requests)", self.proxy.n_active)
+            _log.warning("stopping: what did not end in time is cut off (%s)", n_requests(self.proxy.n_active))
+
+    async def _wait_cut_off(self) -> None:
+        """Until what was cut off has been recorded as such: it is cancelled by now, and needs a turn of the loop."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await self.proxy.wait_idle()
+
+    def _say_stopped(self) -> None:
+        if self.stopping:
+            _log.info("stopped")
 
     def _make_admin(self) -> Admin:
         parts = self.parts
@@ -291,7 +327,12 @@ async def running(
 
 def _client_limits(settings: Settings) -> ClientLimits:
     limits = settings.limits
-    return ClientLimits(limits.max_header_bytes, limits.client_head_timeout_s, limits.client_idle_timeout_s)
+    return ClientLimits(
+        limits.max_header_bytes,
+        limits.client_head_timeout_s,
+        limits.client_idle_timeout_s,
+        limits.client_stall_timeout_s,
+    )
 
 
 def _n_unsent(transport: asyncio.Transport) -> int:

@@ -102,8 +102,8 @@ def serve(
     exit_on_signals()
     bound_heap()
     from prefixroute.app import running
-    from prefixroute.config import Settings, require_instances
-    from prefixroute.logs import configure_logs, log_loop_exception
+    from prefixroute.config import Settings, instances_in_file, require_instances
+    from prefixroute.logs import configure_logs, flush_logs, log_loop_exception
     from prefixroute.reload import ConfigSource
     from prefixroute.systemd import Notifier
 
@@ -123,14 +123,18 @@ def serve(
         require_instances(settings)
         return settings
 
-    source = ConfigSource(config, read)
+    source = ConfigSource(config, read, lambda: instances_in_file(config) if urls and config is not None else None)
     settings = source.load()
     machines_read = settings.log.format == "json"
     log = logging.getLogger(__name__)
 
+    def say_last(name: str) -> None:
+        log.warning("ended at once by a second signal (%s): what is under way breaks off", name)
+        flush_logs()
+
     async def serving(settings: Settings) -> None:
         asyncio.get_running_loop().set_exception_handler(log_loop_exception)
-        stop = stop_on_signals()
+        stop = stop_on_signals(say_last)
         reload_on_signal(source.ask)
         async with running(settings, source=source, notifier=Notifier.of(os.environ)) as router:
             if machines_read:
@@ -193,13 +197,17 @@ def reload_on_signal(reload: Callable[[], None]) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
-def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set. The second signal ends the process at once, with 128 and its number."""
+def stop_on_signals(on_second: Callable[[str], None] = lambda _name: None) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set. The second signal ends the process at once, with 128 and its number.
+
+    `on_second`: gets that signal's name before the end.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
         if stop.is_set():
+            on_second(signal.Signals(number).name)
             os._exit(128 + number)
         stop.set()
 
@@ -244,11 +252,18 @@ def explain(
     token_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="File with the admin port's token.", show_default=False)
     ] = None,
+    ca_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="File with the authority of an https:// admin port's certificate.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Ask a running router where a request would go, and why. Nothing is sent to any instance."""
     from rich.console import Console
 
     from prefixroute.config.secrets import secret
+    from prefixroute.config.tls import trusting
     from prefixroute.explain import ask, ask_ladder, show, show_ladder
 
     if body is None and not ladder:
@@ -260,11 +275,13 @@ def explain(
         raise ConfigError("explain takes a request body or --ladder, not both")
     token = secret("token", token_env, token_file)
     authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+    tls = None if ca_file is None else trusting(ca_file, "--ca-file")
     if body is None:
-        answer = ask_ladder(admin, authorization)
+        answer = ask_ladder(admin, authorization, tls=tls)
     else:
         content = sys.stdin.buffer.read() if str(body) == "-" else _read(body)
-        answer = ask(admin, content, path=path, headers=dict(_header(text) for text in header or []) | authorization)
+        headers = dict(_header(text) for text in header or []) | authorization
+        answer = ask(admin, content, path=path, headers=headers, tls=tls)
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     else:

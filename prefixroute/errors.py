@@ -75,21 +75,21 @@ class NoInstanceError(PrefixRouteError):
 class UpstreamError(PrefixRouteError):
     """An instance failed the request.
 
-    `nothing_sent`: no byte of the request can have reached the instance, so any other one may be tried.
-    `reused`: it happened on a connection that had served an earlier request.
+    `reused`: it happened on a connection that had been kept, after an earlier request or ahead of this one.
     """
 
     status = 502
     code = "upstream_error"
 
-    def __init__(self, message: str, *, nothing_sent: bool = False, reused: bool = False) -> None:
+    def __init__(self, message: str, *, reused: bool = False) -> None:
         super().__init__(message)
-        self.nothing_sent = nothing_sent
         self.reused = reused
 
 
 class UpstreamUnreachableError(UpstreamError):
-    """No connection to the instance could be made. `timed_out`: silence rather than a refusal.
+    """No byte of the request can have reached the instance, so any other one may be tried.
+
+    `timed_out`: silence rather than a refusal.
 
     `own_fault`: this machine has no socket or memory left, which says nothing about the instance.
     """
@@ -97,7 +97,7 @@ class UpstreamUnreachableError(UpstreamError):
     code = "upstream_unreachable"
 
     def __init__(self, message: str, *, timed_out: bool = False, own_fault: bool = False) -> None:
-        super().__init__(message, nothing_sent=True)
+        super().__init__(message)
         self.timed_out = timed_out
         self.own_fault = own_fault
 
@@ -126,3 +126,8 @@ class ListenError(PrefixRouteError):
 
     code = "cannot_listen"
     exit_code: ClassVar[int] = 1
+
+
+def n_requests(n: int) -> str:
+    """So many requests, in words for messages."""
+    return f"{n} request" if n == 1 else f"{n} requests"

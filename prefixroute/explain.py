@@ -1,12 +1,13 @@
 """`prefixroute explain`: asks a running router's admin port where a request would go, or why so little is cached."""
 
 import json
+import ssl
 from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from rich import box
 from rich.console import Console
@@ -24,34 +25,58 @@ class ExplainError(PrefixRouteError):
     code = "explain_failed"
 
 
-def ask(admin_url: str, body: bytes, *, path: str | None, headers: Mapping[str, str]) -> dict[str, Any]:
+def ask(
+    admin_url: str,
+    body: bytes,
+    *,
+    path: str | None,
+    headers: Mapping[str, str],
+    tls: ssl.SSLContext | None = None,
+) -> dict[str, Any]:
     """The router's explanation of a request body. `path`: the data-plane path; None lets the router guess.
+
+    `tls`: what its certificate is checked by; None: the machine's authorities.
 
     Raises ExplainError when the admin port does not answer as one.
     """
     target = "/explain" + (f"?path={quote(path)}" if path is not None else "")
-    return _asked(admin_url, target, body, headers, "candidates")
+    return _asked(admin_url, target, body, headers, "candidates", tls)
 
 
-def ask_ladder(admin_url: str, headers: Mapping[str, str] = {}) -> dict[str, Any]:
-    """The router's ladder. Raises ExplainError as `ask` does."""
-    return _asked(admin_url, "/ladder", None, headers, "gaps")
+def ask_ladder(admin_url: str, headers: Mapping[str, str] = {}, *, tls: ssl.SSLContext | None = None) -> dict[str, Any]:
+    """The router's ladder. `tls`, and ExplainError, as `ask` has them."""
+    return _asked(admin_url, "/ladder", None, headers, "gaps", tls)
 
 
-def _asked(admin_url: str, target: str, body: bytes | None, headers: Mapping[str, str], field: str) -> dict[str, Any]:
+def _asked(
+    admin_url: str,
+    target: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+    field: str,
+    tls: ssl.SSLContext | None,
+) -> dict[str, Any]:
     """The answer, known by `field` to be one."""
     if not _is_url(admin_url):
         raise ExplainError(f"{admin_url}: not a URL of an admin port (it looks like http://127.0.0.1:9190)")
     url = admin_url.rstrip("/") + target
     request = Request(url, body, {"Content-Type": "application/json", **headers})  # noqa: S310  http(s): checked
     try:
-        with build_opener(ProxyHandler({})).open(request, timeout=_TIMEOUT_S) as response:
+        with build_opener(ProxyHandler({}), HTTPSHandler(context=tls)).open(request, timeout=_TIMEOUT_S) as response:
             answer = json.loads(response.read())
     except HTTPError as error:
         with error:
             raise ExplainError(f"{admin_url} answered {error.code}: {_message(error.read())}") from error
     except OSError as error:  # URLError is one, around the cause
-        reason = getattr(error, "reason", error)
+        # Of an error of TLS it is a word, and the error is its own cause.
+        reason = error if isinstance(error, ssl.SSLError) else getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise ExplainError(
+                f"the certificate of {admin_url} was refused: {reason.verify_message} "
+                "(--ca-file names a file with the authority that it is to be checked against)"
+            ) from error
+        if isinstance(reason, ssl.SSLError):
+            raise ExplainError(f"no TLS with {admin_url}: {reason.reason} (is it an http:// port?)") from error
         why = getattr(reason, "strerror", None) or reason
         raise ExplainError(f"no router answers at {admin_url}: {why} (--admin says where it is)") from error
     except (HTTPException, ValueError) as error:

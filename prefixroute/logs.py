@@ -58,6 +58,12 @@ def configure_logs(log_format: Literal["text", "json"], level: str, stream: Text
     return handler
 
 
+def flush_logs() -> None:
+    """Waits until what was logged so far is written, for a bounded time, before an end that closes nothing."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
 def set_level(level: str) -> None:
     """From now on, the least severe level that is written."""
     root = logging.getLogger()
@@ -96,6 +102,8 @@ def access_log(record: RequestRecord, logger: logging.Logger, knows_model: Calla
         "body_bytes": record.body_bytes,
         "answer_bytes": record.answer_bytes,
     }
+    if record.client is not None:
+        fields["client"] = record.client
     # Past `Logger.info`, which would walk the stack for the caller's place.
     entry = logging.LogRecord(logger.name, logging.INFO, "", 0, "request", None, None)
     entry.fields = fields

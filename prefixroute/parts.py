@@ -39,7 +39,9 @@ from prefixroute.http.tokenize import post
 from prefixroute.http.upstream import ConnectionLimits, Upstream
 from prefixroute.http.waiting import WaitingRoom
 from prefixroute.instance_facts import EventSource
+from prefixroute.leaving import Leaving
 from prefixroute.metrics import Metrics, TokenFacts
+from prefixroute.names import Names
 from prefixroute.prober import Prober
 from prefixroute.record import RequestRecord
 from prefixroute.security import PreparedSecurity, Security
@@ -79,6 +81,7 @@ class Parts:
         if any(i.kv_events != "off" for i in settings.fleet.instances):
             self.exact = ExactIndex(secrets.randbits(64), settings.limits.exact_index_bytes)
         self.router = make_router(settings, exact=self.exact, seed=self._seed)
+        self.leaving = Leaving(self.router.leaving)
         self.metrics = Metrics(self.router, strategy=settings.routing.strategy, clock=clock)
         self.kv_events: KvEvents | None = None
         if self.exact is not None:
@@ -94,12 +97,14 @@ class Parts:
         self._holding = Holding(self.router, clock)
         self.stored = StoredResponses(settings.limits.max_stored_responses)
         self.decisions = Decisions(settings.limits.max_decisions)
+        names = Names()
         self.upstream = Upstream(
             first_byte_timeout_s=settings.upstream.first_byte_timeout_s,
             idle_timeout_s=settings.upstream.idle_timeout_s,
             limits=_connection_limits(settings),
             api_keys=self.security.instance_keys,
             tls=self.security.instance_tls,
+            names=names,
         )
         self.prober = Prober(
             self.router,
@@ -108,6 +113,7 @@ class Parts:
             tls=self.security.instance_tls,
             known_capacity=_known_capacity(settings),
             asks_events=_asks_events(settings),
+            names=names,
             on_change=self.waiting.wake,
             on_probe=self.metrics.probed,
             on_emptied=self._cache_emptied,
@@ -134,18 +140,13 @@ class Parts:
             on_record=on_record,
             on_served=on_served,
             gate=self.security.gate,
+            names_clients=lambda: self.settings.log.client_address,
         )
 
     # ------------------------------------------------------------------ another configuration
 
-    def apply(self, new: Settings) -> Change:
-        """Follows `new` as far as that can be done while running. Raises ConfigError, and then nothing has changed."""
-        prepared = self.prepare(new)
-        self.commit(prepared)
-        return prepared.change
-
     def prepare(self, new: Settings) -> Prepared:
-        """Whatever can fail of a change to `new`. Raises ConfigError."""
+        """Whatever can fail of a change to `new`, or takes time. Raises ConfigError. Any thread may do it."""
         made = change(self.settings, new)
         old, routing = self.settings.routing, made.settings.routing
         router = self.router
@@ -217,6 +218,7 @@ class Parts:
         self.router.remove_instance(name)
         self.stored.forget(name)
         self.upstream.keep([i.name for i in self.router.fleet.instances])
+        self.leaving.removed(name)
 
     def _add(self, instance: InstanceSettings) -> None:
         models = None if instance.models is None else frozenset(instance.models)

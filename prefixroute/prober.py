@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Self
 
 import aiohttp
+import aiohttp.abc
 from yarl import URL
 
 from prefixroute import __version__
@@ -32,6 +33,7 @@ from prefixroute.config import HealthSettings
 from prefixroute.core.fleet import Instance, InstanceState, ProbeFailure, State
 from prefixroute.core.router import Router
 from prefixroute.instance_facts import EventSource, InstanceFacts, read_event_sources, read_metrics, read_models
+from prefixroute.names import Names
 
 LEARN_EVERY_S = 30.0
 MAX_MODELS_BYTES = 1024 * 1024
@@ -85,6 +87,7 @@ class Prober:
         tls: Mapping[str, tuple[SSLContext, str | None]] | None = None,
         known_capacity: Collection[str] = (),
         asks_events: Collection[str] = (),
+        names: Names | None = None,
         on_change: Callable[[], None] = lambda: None,
         on_probe: Callable[[str, str], None] = lambda _name, _outcome: None,
         on_emptied: Callable[[str, float | None], None] = lambda _name, _started_s: None,
@@ -109,6 +112,7 @@ class Prober:
         self._rng = rng or Random()
         self._logger = logger or logging.getLogger(__name__)
         self._memories = {s.instance.name: _Memory(s.state) for s in router.fleet.states()}
+        self._names = names
         self._session: aiohttp.ClientSession | None = None
         # While it runs.
         self._tasks: asyncio.TaskGroup | None = None
@@ -147,7 +151,9 @@ class Prober:
 
     async def __aenter__(self) -> Self:
         # At most one request an instance is under way.
-        self._session = _session(aiohttp.TCPConnector(limit=0, force_close=True))
+        # Names are looked up in threads that requests share: see `names`.
+        resolver = None if self._names is None else _Resolver(self._names)
+        self._session = _session(aiohttp.TCPConnector(limit=0, force_close=True, resolver=resolver))
         return self
 
     async def __aexit__(
@@ -203,11 +209,12 @@ class Prober:
                 self._on_probe(name, cause)
                 self._tell(memory, name, "not_sent", f"cannot be probed from here ({_error_text(error)})")
                 return
-            if failure is ProbeFailure.STATUS:
-                cause = _error_text(error)
+            reason = _error_text(error)
+            if failure in (ProbeFailure.STATUS, ProbeFailure.UNTRUSTED):
+                cause = reason
         else:
             failure = None if self._lives(memory, name, status) else ProbeFailure.STATUS
-            cause = "passed" if failure is None else f"status {status}"
+            cause = reason = "passed" if failure is None else f"status {status}"
         memory.told.pop("not_sent", None)
         self._on_probe(name, "passed" if failure is None else failure.value)
         self._report(state, memory, "traffic")
@@ -215,7 +222,7 @@ class Prober:
         if failure is None:
             self._router.fleet.probe_passed(name)
         else:
-            self._router.probe_failed(name, failure)
+            self._router.probe_failed(name, failure, reason)
         self._report(state, memory, cause)
         if (state.state, state.failure) != before:
             self._on_change()
@@ -385,12 +392,38 @@ def failure_of(error: Exception) -> ProbeFailure | None:
     if is_silence:
         return ProbeFailure.TIMEOUT
     if isinstance(os_error, ssl.SSLError):
-        return ProbeFailure.STATUS  # something listens: requests find out, too, and are told why
+        return ProbeFailure.UNTRUSTED
     return ProbeFailure.REFUSED if isinstance(error, aiohttp.ClientConnectorError) else ProbeFailure.STATUS
 
 
 def _authorizations(api_keys: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return {name: {"Authorization": f"Bearer {key}"} for name, key in api_keys.items()}
+
+
+class _Resolver(aiohttp.abc.AbstractResolver):
+    """aiohttp's way to `Names`."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[aiohttp.abc.ResolveResult]:
+        return [
+            {
+                "hostname": host,
+                "host": address[0],
+                "port": port,
+                "family": found,
+                "proto": proto,
+                "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            }
+            for found, _kind, proto, _name, address in await self._names.addresses(host, port)
+            if family in (socket.AF_UNSPEC, found)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
 
 
 def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
@@ -409,5 +442,7 @@ def _error_text(error: Exception) -> str:
         return f"its certificate was refused: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):
         return f"no TLS: {cause.reason}"
+    if isinstance(cause, TimeoutError) and cause.strerror is None:
+        return "no answer in time"
     # The error's own text may hold the address, and with it what the operator wrote there.
     return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__

@@ -84,8 +84,11 @@ class RequestRecord:
     """Code of the error that ended it."""
     key: str | None = None
     """Name of the API key it came with, as the key file has it."""
+    client: str | None = None
+    """Address of the client; None unless `log.client_address`."""
     streamed: bool = False
     body_bytes: int = 0
+    """Of the request's body, as many as came: fewer than announced where it was refused or broke off."""
     answer_bytes: int = 0
     duration_s: float = 0.0
     ttft_s: float | None = None

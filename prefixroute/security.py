@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prefixroute.config.api_keys import ApiKey, read_api_keys
+from prefixroute.config.api_keys import ApiKey, key_file_warnings, read_api_keys
 from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import Settings, is_loopback
 from prefixroute.config.tls import ServerTls, client_context, fingerprint, server_context
@@ -34,6 +34,8 @@ class PreparedSecurity:
     """By instance name: the context, and the name that certificates are checked against (None: the host's)."""
     fingerprints: dict[str, bytes]
     """Of certificates and their keys, by the port or the instance's name."""
+    warnings: tuple[str, ...] = ()
+    """What makes the API keys easy to come by."""
 
 
 class Security:
@@ -92,9 +94,11 @@ class Security:
         # An instance's name has no space.
         prints = {f"port {where}": fingerprint(table) for where, _, table in ports if table is not None}
         prints |= {i.name: fingerprint(i.tls) for i in settings.fleet.instances if i.tls is not None}
+        keys_file = None if listen.api_keys_file is None else Path(listen.api_keys_file)
+        api_keys = None if keys_file is None else read_api_keys(keys_file)
         return PreparedSecurity(
             settings,
-            api_keys=None if listen.api_keys_file is None else read_api_keys(Path(listen.api_keys_file)),
+            api_keys=api_keys,
             admin_token=None if admin is None else admin_token(admin, self._environ),
             contexts=tuple(
                 (port, port.checked(server_context(table, where)))
@@ -106,6 +110,7 @@ class Security:
             },
             instance_tls=self._instance_tls(settings, prints),
             fingerprints=prints,
+            warnings=() if keys_file is None or api_keys is None else tuple(key_file_warnings(keys_file, api_keys)),
         )
 
     def differences(self, prepared: PreparedSecurity) -> tuple[str, ...]:
@@ -171,3 +176,4 @@ class Security:
         for instance in self.now.settings.fleet.instances:
             if instance.tls is not None and not instance.tls.verify:
                 yield f"{instance.name}: its certificate is not checked (tls.verify is false)"
+        yield from self.now.warnings

@@ -1,6 +1,6 @@
 """Settings: what there is (`settings`), and how it is read from file, environment and command line (`load`)."""
 
-from prefixroute.config.load import instances_from_urls, load_settings, require_instances
+from prefixroute.config.load import instances_from_urls, instances_in_file, load_settings, require_instances
 from prefixroute.config.routing import ExpectedLatencySettings, RoutingSettings, Strategy
 from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import HealthSettings, InstanceSettings, LogSettings, Settings
@@ -16,6 +16,7 @@ __all__ = [
     "admin_token",
     "api_key",
     "instances_from_urls",
+    "instances_in_file",
     "load_settings",
     "require_instances",
 ]

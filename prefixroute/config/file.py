@@ -101,7 +101,8 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        tried = "" if path.is_absolute() else f" in the working directory, {Path.cwd()}"
+        raise ConfigError(f"{path}: no such file{tried}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a directory (name the file in it)") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

@@ -52,6 +52,7 @@ LIVE = frozenset(
         "engine_control",
         "log.level",
         "log.access",
+        "log.client_address",
         "response_headers",
         "shutdown_delay_s",
         "drain_timeout_s",
@@ -75,6 +76,9 @@ class Change:
     """Paths of settings that take effect."""
     needs_restart: tuple[str, ...]
     """Paths of settings that are different in the new configuration and stay as they were."""
+    joined: tuple[str, ...] = ()
+    """Names of instances that are new. One with another address under its old name has left and joined."""
+    left: tuple[str, ...] = ()
 
 
 def change(old: Settings, new: Settings) -> Change:
@@ -90,7 +94,18 @@ def change(old: Settings, new: Settings) -> Change:
         except ValidationError as error:
             names = ", ".join(needs_restart)
             raise ConfigError(f"needs a restart ({names} cannot change before): {describe(error, {})[0]}") from None
-    return Change(merged, tuple(changed), tuple(needs_restart))
+    before, after = _addresses(old), _addresses(merged)
+    return Change(
+        merged,
+        tuple(changed),
+        tuple(needs_restart),
+        joined=tuple(name for name, url in after.items() if before.get(name) != url),
+        left=tuple(name for name, url in before.items() if after.get(name) != url),
+    )
+
+
+def _addresses(settings: Settings) -> dict[str, str]:
+    return {instance.name: instance.url for instance in settings.fleet.instances}
 
 
 def files_named(settings: Settings) -> Iterator[Path]:

@@ -20,7 +20,7 @@ from prefixroute.config.errors import Where, describe, shown
 from prefixroute.config.file import TextError, parse_yaml, read_file
 from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import Settings
-from prefixroute.config.tables import Table, table_in
+from prefixroute.config.tables import Table, is_path, table_in
 from prefixroute.config.tls import client_context, server_context
 from prefixroute.config.url import instance_url
 from prefixroute.errors import ConfigError
@@ -45,7 +45,8 @@ def load_settings(
     `overrides` nests as the settings do. Raises ConfigError, whose message has one line for each problem.
     """
     environ = os.environ if environ is None else environ
-    in_file = {} if path is None else read_file(path)
+    # As written, a path in a file counts from where the file is; all others from the working directory.
+    in_file = {} if path is None else resolved(read_file(path), Path(os.path.abspath(path)).parent)
     in_environ, sources, problems = _read_environ(environ)
     sources.update(dict.fromkeys(_leaves(overrides, ()), None))
     try:
@@ -65,6 +66,12 @@ def require_instances(settings: Settings) -> None:
             "fleet.instances: no instance to route to (list at least one, such as {url: 'http://gpu-a:8000'}, "
             "in the configuration file, or name its URL on the command line)"
         )
+
+
+def instances_in_file(path: Path) -> object:
+    """`fleet.instances` as a file has it, unchecked; None where it has none. Raises ConfigError as `read_file` does."""
+    fleet = read_file(path).get("fleet")
+    return fleet.get("instances") if isinstance(fleet, Mapping) else None
 
 
 def instances_from_urls(urls: Sequence[str]) -> list[dict[str, Any]]:
@@ -145,6 +152,22 @@ def _read_environ(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[Wher
             value = {key: value}
         values = _merge(values, value)
     return values, sources, problems
+
+
+def resolved(values: Mapping[str, Any], base: Path, table: type[Table] = Settings) -> dict[str, Any]:
+    """`values` of `table`, unchecked, with the paths in them that are relative put behind `base`."""
+    made = dict(values)
+    for key, field in table.model_fields.items():
+        value = made.get(key)
+        inner = table_in(field.annotation)
+        if is_path(field) and isinstance(value, str) and value:
+            # An absolute path stays; and what is at the end of a wrong one, too.
+            made[key] = os.path.join(base, value)
+        elif inner is not None and isinstance(value, Mapping):
+            made[key] = resolved(value, base, inner)
+        elif inner is not None and isinstance(value, list):
+            made[key] = [resolved(one, base, inner) if isinstance(one, Mapping) else one for one in value]
+    return made
 
 
 def _variables(table: type[Table], above: tuple[str, ...]) -> Iterator[tuple[str, tuple[tuple[str, ...], bool]]]:

@@ -26,7 +26,8 @@ def read_secret(path: Path, setting: str) -> str:
     """A file's text. Raises ConfigError, without the path where nothing is there: it may be a key put in its place."""
     if not path.exists():
         raise ConfigError(
-            f"there is no file where {setting} says (write the file's path there, and the secret into the file)"
+            f"there is no file where {setting} says (write the file's path there, and the secret into the file; a "
+            "relative path in a configuration file counts from where that file is)"
         )
     return read_text(path)
 

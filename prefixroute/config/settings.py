@@ -13,8 +13,10 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from prefixroute.config.routing import RoutingSettings
 from prefixroute.config.tables import (
+    AnyPath,
     CapacityTokens,
     LogLevel,
+    PathMark,
     Port,
     Ratio,
     Seconds,
@@ -64,7 +66,7 @@ def _file_path(path: str) -> str:
     return path
 
 
-FilePath = Annotated[str, AfterValidator(_file_path)]
+FilePath = Annotated[str, PathMark, AfterValidator(_file_path)]
 
 
 class _AddressTable(Table):
@@ -352,8 +354,8 @@ class TokenizerSettings(Table):
     kind: Literal["bytes", "huggingface"] = Field(
         "bytes", description="How prompts are counted; bytes: UTF-8 bytes / 4; huggingface: as the engine does."
     )
-    path: str | None = Field(None, description="Directory of the model's tokenizer, or its tokenizer.json.")
-    chat_template: str | None = Field(None, description="File with the chat template; null: the model's own.")
+    path: AnyPath | None = Field(None, description="Directory of the model's tokenizer, or its tokenizer.json.")
+    chat_template: AnyPath | None = Field(None, description="File with the chat template; null: the model's own.")
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="What the engine was given as --default-chat-template-kwargs."
     )
@@ -435,6 +437,9 @@ class LimitsSettings(Table):
     client_idle_timeout_s: Seconds = Field(
         90.0, description="How long a client's connection is kept between requests; above that of balancers before us."
     )
+    client_stall_timeout_s: Seconds = Field(
+        300.0, description="How long a client may take nothing at all of an answer that is waiting for it."
+    )
     index_bytes: int = Field(256 * 2**20, ge=2**20, le=2**40, description="Memory of the prefix index.")
     exact_index_bytes: int = Field(
         512 * 2**20, ge=2**20, le=2**40, description="Memory of what instances say they hold (KV events)."
@@ -459,11 +464,16 @@ class LogSettings(Table):
     format: Literal["text", "json"] = Field("text", description="Lines for people or for machines.")
     level: LogLevel = Field("info", description="Least severe level that is written.")
     access: bool = Field(True, description="One line for each request.")
+    client_address: bool = Field(
+        False, description="Whether lines about requests tell the client's address, which is personal data."
+    )
 
 
 class RecordingSettings(Table):
-    path: str = Field(min_length=1, description="File to record to; older ones are kept as PATH.1, PATH.2 and so on.")
-    key_file: str | None = Field(
+    path: AnyPath = Field(
+        min_length=1, description="File to record to; older ones are kept as PATH.1, PATH.2 and so on."
+    )
+    key_file: AnyPath | None = Field(
         None, description="File with the key of the hashes, made if it is not there; null: PATH.key."
     )
     max_file_bytes: int = Field(64 * 2**20, ge=2**20, le=2**40, description="Size at which the next file begins.")

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -34,6 +35,20 @@ class Table(BaseModel):
     def _empty_means_defaults(cls, value: Any) -> Any:
         # `routing:` with every line below it commented out reads as null.
         return {} if value is None else value
+
+
+class PathMark:
+    """In a text's annotation: it is a path on this machine. In a file it counts from the file's directory."""
+
+
+AnyPath = Annotated[str, PathMark]
+
+
+def is_path(field: FieldInfo) -> bool:
+    """Whether a setting is a path; it may be null."""
+    return PathMark in field.metadata or any(
+        PathMark in getattr(inner, "__metadata__", ()) for inner in get_args(field.annotation)
+    )
 
 
 def table_in(annotation: Any) -> type[Table] | None:

@@ -5,6 +5,7 @@ TLS 1.2 and newer, on either side. Verification is on unless an instance's `veri
 
 import hashlib
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,11 +22,15 @@ class ServerTls:
 
     def __init__(self, settings: ListenTlsSettings, where: str) -> None:
         """`where`: the table's place, for messages. Raises ConfigError."""
+        self.on_failure: Callable[[str], None] = lambda _cause: None
+        """Gets the cause of each handshake that fails. Who closes in the middle of one, or is silent, has no cause."""
         self._where = where
         # The outer context is what the listening socket holds. Each handshake is handed on to the current one, because
         # a context can be given further authorities, but none can be taken away.
         self.context = self._current = server_context(settings, where)
         self.context.sni_callback = self._hand_on
+        # Event loops tell nobody of a failed handshake: to them it is an error of the operating system's kind.
+        self.context.sslobject_class = _watched(self._failed)
 
     def checked(self, context: ssl.SSLContext) -> ssl.SSLContext:
         """`context`, when it can be used here. Raises ConfigError."""
@@ -36,6 +41,9 @@ class ServerTls:
     def use(self, context: ssl.SSLContext) -> None:
         """For connections that are made from now on."""
         self._current = context
+
+    def _failed(self, error: ssl.SSLError) -> None:
+        self.on_failure(error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else _reason(error))
 
     def _hand_on(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = self._current
@@ -73,8 +81,7 @@ def client_context(settings: InstanceTlsSettings, where: str) -> ssl.SSLContext:
     if settings.ca_file is None:
         context = ssl.create_default_context()
     else:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        _load_authorities(context, f"{where}.ca_file", settings.ca_file)
+        context = trusting(settings.ca_file, f"{where}.ca_file")
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if not settings.verify:
         context.check_hostname = False
@@ -82,6 +89,29 @@ def client_context(settings: InstanceTlsSettings, where: str) -> ssl.SSLContext:
     if settings.cert_file is not None:
         _load_own(context, where, settings.cert_file, settings.key_file or settings.cert_file)
     return context
+
+
+def trusting(ca_file: str, where: str) -> ssl.SSLContext:
+    """For connections to who has a certificate of the authorities in a file, and no others. Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _load_authorities(context, where, ca_file)
+    return context
+
+
+def _watched(on_failure: Callable[[ssl.SSLError], None]) -> type[ssl.SSLObject]:
+    """What connections are wrapped in, here with an eye on their handshakes."""
+
+    class Watched(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                on_failure(error)
+                raise
+
+    return Watched
 
 
 def _load_own(context: ssl.SSLContext, where: str, cert_file: str, key_file: str) -> None:

@@ -15,7 +15,8 @@ nobody else could take it: others need not find out at their clients' cost that 
 
 Fail open: a server that is busy with a huge prompt may not answer its health check, and neither may its
 neighbours. Probes that time out while others do too are not believed, and when nobody is up, everybody who does
-not refuse connections may be tried.
+not refuse connections may be tried. One that is there, but is not trusted, is tried then as well, because the attempt
+is what tells a client why; it never counts as one that can serve.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -39,6 +40,8 @@ class ProbeFailure(Enum):
     REFUSED = "refused"
     TIMEOUT = "timeout"
     STATUS = "status"
+    UNTRUSTED = "untrusted"
+    """Its certificate was refused, or it speaks no TLS. Waiting changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,9 @@ class InstanceState:
         "failure",
         "instance",
         "joining",
-        "last_probe_timed_out",
+        "last_probe",
         "models",
+        "reason",
         "state",
     )
 
@@ -87,8 +91,12 @@ class InstanceState:
         self.joining = joining
         self.draining = False
         self.failure: ProbeFailure | None = None
+        """What took it out, or keeps it out; None while its state says all."""
+        self.last_probe: ProbeFailure | None = None
+        """How the last probe failed; None: it passed, or there was none yet."""
+        self.reason: str | None = None
+        """The last probe's failure in words, for people."""
         self.models = instance.models
-        self.last_probe_timed_out = False
         self._n_failed = 0
         self._n_passed = 0
         self._ejected_until_s = 0.0
@@ -180,9 +188,10 @@ class Fleet:
         return any(
             not s.draining
             and (
-                s.state in (State.UP, State.HALF_OPEN)
+                s.state is State.UP
+                or (s.state is State.HALF_OPEN and s.failure is not ProbeFailure.UNTRUSTED)
                 or (
-                    s.failure is not ProbeFailure.REFUSED
+                    s.failure not in (ProbeFailure.REFUSED, ProbeFailure.UNTRUSTED)
                     and (s.state is State.DOWN or (s.state is State.EJECTED and now_s >= s._ejected_until_s))
                 )
             )
@@ -257,7 +266,8 @@ class Fleet:
             return
         state._n_failed = 0
         state._trial = 0
-        if state.state is not State.UP and state.failure is not ProbeFailure.STATUS:
+        # Of a certificate the health check has the last word, too: the answer may come by a connection made before.
+        if state.state is not State.UP and state.failure not in (ProbeFailure.STATUS, ProbeFailure.UNTRUSTED):
             self._up(state)
 
     def connect_failed(self, name: str, now_s: float) -> None:
@@ -275,7 +285,7 @@ class Fleet:
 
     def probe_passed(self, name: str) -> None:
         state = self._states[name]
-        state.last_probe_timed_out = False
+        state.last_probe = state.reason = None
         state._n_failed = 0
         state._n_passed += 1
         if state.state is State.EJECTED:
@@ -284,11 +294,14 @@ class Fleet:
         if state.state is not State.UP and state._n_passed >= (self._health.rise if state._was_up else 1):
             self._up(state)
 
-    def probe_failed(self, name: str, failure: ProbeFailure) -> bool:
-        """Returns whether this is the first news of a cause that empties the instance's cache."""
+    def probe_failed(self, name: str, failure: ProbeFailure, reason: str | None = None) -> bool:
+        """Returns whether this is the first news of a cause that empties the instance's cache.
+
+        `reason`: the failure in words, for people.
+        """
         state = self._states[name]
         state._n_passed = 0
-        state.last_probe_timed_out = failure is ProbeFailure.TIMEOUT
+        state.last_probe, state.reason = failure, reason
         if failure is ProbeFailure.TIMEOUT and self._most_time_out():
             return False
         state._n_failed += 1
@@ -318,11 +331,13 @@ class Fleet:
             self._by_model.clear()
 
     def _fall(self, state: InstanceState, failure: ProbeFailure) -> int:
-        # An instance that was never up and refuses is not there yet: there is nothing to protect from a blip.
-        return 1 if not state._was_up and failure is ProbeFailure.REFUSED else self._health.fall
+        # An instance that was never up and refuses, or is not trusted, is not there yet: there is nothing to protect
+        # from a blip.
+        is_absent = failure in (ProbeFailure.REFUSED, ProbeFailure.UNTRUSTED)
+        return 1 if not state._was_up and is_absent else self._health.fall
 
     def _most_time_out(self) -> bool:
-        n_silent = sum(s.last_probe_timed_out for s in self._states.values())
+        n_silent = sum(s.last_probe is ProbeFailure.TIMEOUT for s in self._states.values())
         return n_silent >= 2 and 2 * n_silent >= len(self._states)
 
     def _half_open(self, state: InstanceState) -> None:

@@ -380,8 +380,9 @@ class Router:
         if not timed_out:
             self._lost(name)
 
-    def probe_failed(self, name: str, failure: ProbeFailure) -> None:
-        if self.fleet.probe_failed(name, failure):
+    def probe_failed(self, name: str, failure: ProbeFailure, reason: str | None = None) -> None:
+        """A probe failed. `reason`: in words, for people."""
+        if self.fleet.probe_failed(name, failure, reason):
             self._lost(name)
 
     def cache_emptied(self, name: str) -> None:

@@ -285,7 +285,7 @@ def _guess(body: bytes) -> Api:
 
 
 def _json(body: object, status: int = 200) -> Reply:
-    return status, [(b"Content-Type", b"application/json")], orjson.dumps(body)
+    return status, [(b"Content-Type", b"application/json")], orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _error(error: PrefixRouteError) -> Reply:

@@ -5,7 +5,7 @@ from typing import Any
 
 from yarl import URL
 
-from prefixroute.core.fleet import Instance, InstanceState, State
+from prefixroute.core.fleet import Instance, InstanceState, ProbeFailure, State
 from prefixroute.core.ladder import Ladder, gaps
 from prefixroute.core.policy import Candidate, Decision
 from prefixroute.core.router import Explanation, Router
@@ -22,6 +22,7 @@ def instance_view(router: Router, state: InstanceState, now_s: float) -> dict[st
         "state": state.state.value,
         "draining": state.draining,
         "failure": _failure(state),
+        "failure_reason": state.reason if state.last_probe is _probe_failure(state) else None,
         "models": None if state.models is None else sorted(state.models),
         "in_flight": own.in_flight,
         "pending_prefill_tokens": round(own.pending_work),
@@ -132,9 +133,15 @@ def _candidate_view(candidate: Candidate, cost_s: float | None) -> dict[str, Any
 
 
 def _failure(state: InstanceState) -> str | None:
-    if state.failure is not None:
-        return state.failure.value
+    failure = _probe_failure(state)
+    if failure is not None:
+        return failure.value
     return "unreachable" if state.state is State.EJECTED else None
+
+
+def _probe_failure(state: InstanceState) -> ProbeFailure | None:
+    # One that starts was never well, so that a single probe tells why it is not yet.
+    return state.last_probe if state.state is State.STARTING else state.failure
 
 
 def _plain_url(instance: Instance) -> str:

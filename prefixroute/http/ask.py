@@ -101,10 +101,8 @@ async def read_ask(
         if understood and not _is_multipart(raw):
             content = await read_whole(request.content, limits)
             declared = None
-            record.body_bytes = len(content)
         else:
             content = partial(stream, request.content, limits)
-            record.body_bytes = declared or 0
     whole = content if isinstance(content, bytes) else b""
     prompt = read_prompt(
         route.api if understood else Api.OTHER,

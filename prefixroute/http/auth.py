@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from prefixroute.config.api_keys import ApiKey, digest_of
-from prefixroute.errors import TooManyRequestsError, UnauthorizedError
+from prefixroute.errors import TooManyRequestsError, UnauthorizedError, n_requests
 from prefixroute.http.cors import Cors
 from prefixroute.http.headers import RawHeaders
 
@@ -24,9 +24,13 @@ _LONGEST_RETRY_AFTER_S = 60
 
 
 class KeyLimitError(TooManyRequestsError):
-    """The key has as many requests under way, or had as many lately, as it may."""
+    """The key has as many requests under way, or had as many lately, as it may. `key`: its name."""
 
     code = "key_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: int, key: str) -> None:
+        super().__init__(message, retry_after_s)
+        self.key = key
 
 
 class Caller:
@@ -53,7 +57,9 @@ class Caller:
         if self.max_in_flight is not None and self.in_flight >= self.max_in_flight:
             # Requests that take this long each, so many at a time, end this often.
             wait_s = min(self._mean_s / self.in_flight, _LONGEST_RETRY_AFTER_S)
-            raise KeyLimitError(f"this key has {self.max_in_flight} requests under way, its limit", ceil(wait_s))
+            raise KeyLimitError(
+                f"this key has {n_requests(self.max_in_flight)} under way, its limit", ceil(wait_s), self.name
+            )
         limit = self.requests_per_minute
         if limit is not None:
             # A minute's worth at once, then as fast as they come back.
@@ -62,7 +68,7 @@ class Caller:
             self._tokens = tokens
             if tokens < 1:
                 wait_s = (1 - tokens) * 60 / limit
-                raise KeyLimitError(f"this key may send {limit} requests in a minute", ceil(wait_s))
+                raise KeyLimitError(f"this key may send {n_requests(limit)} in a minute", ceil(wait_s), self.name)
             self._tokens = tokens - 1
         self.in_flight += 1
 
@@ -124,7 +130,9 @@ class ApiKeys:
             own = key.requests_per_minute
             caller.requests_per_minute = requests_per_minute if own is None else own
             by_digest[key.digest] = key.digest, caller
-        self._callers, self._by_digest = callers, by_digest
+        # Who has requests under way may be back with the next reload.
+        gone = {name: caller for name, caller in self._callers.items() if name not in callers and caller.in_flight}
+        self._callers, self._by_digest = gone | callers, by_digest
 
     def enter(self, headers: RawHeaders) -> Visit:
         """A request comes. Raises UnauthorizedError, KeyLimitError."""
@@ -206,5 +214,5 @@ def _presented(header: tuple[bytes, bytes]) -> bytes | None:
         return header[1].strip() or None
     if name != b"authorization":
         return None
-    scheme, _, key = header[1].strip().partition(b" ")
-    return key.strip() or None if scheme.lower() == b"bearer" else None
+    words = header[1].split(None, 1)  # by any white space
+    return words[1].strip() if len(words) > 1 and words[0].lower() == b"bearer" else None

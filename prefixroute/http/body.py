@@ -61,8 +61,11 @@ def check_head(request: web.BaseRequest) -> None:
     """Refuses heads that two servers may read differently. Raises FramingError.
 
     aiohttp's parser refuses most of them. It lets through: other codings besides chunked, and any on HTTP/1.0; lengths
-    of thousands of digits; a Host that names no host; the first lines of HTTP/0.9 and HTTP/2.
+    of thousands of digits; a Host that names no host; the first lines of HTTP/0.9 and HTTP/2; fragments in targets.
     """
+    if "#" in request.raw_path:
+        # Some would cut it off there, and see another path (RFC 9112, 3.2).
+        raise MalformedHeadError("the request target must have no fragment ('#' is sent as %23)")
     if request.version not in (HttpVersion10, HttpVersion11):
         raise FramingError("only HTTP/1.1 and HTTP/1.0 are spoken here")
     declared: bytes | None = None

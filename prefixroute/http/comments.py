@@ -30,9 +30,11 @@ def may_have_comments(status: int, headers: RawHeaders) -> bool:
 class Comments:
     """Of one answer: tell it each piece with `saw` before it is sent."""
 
-    def __init__(self, interval_s: float, put: Callable[[bytes], None]) -> None:
+    def __init__(self, interval_s: float, put: Callable[[bytes], None], *, is_held: Callable[[], bool]) -> None:
+        """`is_held`: whether the client is slower than the stream; then the silence is its own."""
         self._interval_s = interval_s
         self._put = put
+        self._is_held = is_held
         self._loop = asyncio.get_running_loop()
         self._tail = b""
         self._is_between = True
@@ -59,7 +61,7 @@ class Comments:
 
     def _check(self) -> None:
         now_s = self._loop.time()
-        if self._is_between and now_s - self._since_s >= self._interval_s:
+        if self._is_between and now_s - self._since_s >= self._interval_s and not self._is_held():
             try:
                 self._put(COMMENT)
             except ConnectionError:

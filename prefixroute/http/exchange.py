@@ -159,13 +159,17 @@ class Exchange:
                 if not self._may_repeat(error):
                     raise
                 self._fresh = True
+                if not shared.router.fleet.has(lease.instance):
+                    # A reload has replaced it: whoever has its name and its key now is another one.
+                    self._tried.discard(name)
+                    return False
                 if not error.reused and self._others():
                     return False
                 continue
             except UpstreamTimeoutError:
                 self._note(AttemptOutcome.TIMEOUT)
                 raise
-            except (asyncio.CancelledError, RequestError):
+            except (asyncio.CancelledError, RequestError, ConnectionError):
                 self._note(AttemptOutcome.ABANDONED)
                 raise
             break

@@ -103,10 +103,10 @@ def new_request_id() -> str:
 
 
 def request_id(headers: RawHeaders) -> str:
-    """The client's `x-request-id` when it is fit to be logged and echoed, else a new one."""
-    sent = first(headers, b"x-request-id")
-    if sent is not None and _REQUEST_ID.fullmatch(sent):
-        return sent.decode("ascii")
+    """The client's `x-request-id` when there is one, fit to be logged and echoed, else a new one."""
+    sent = all_of(headers, b"x-request-id")
+    if len(sent) == 1 and _REQUEST_ID.fullmatch(sent[0]):
+        return sent[0].decode("ascii")
     return new_request_id()
 
 

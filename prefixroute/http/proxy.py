@@ -17,19 +17,22 @@ from prefixroute.errors import (
     NoInstanceError,
     PrefixRouteError,
     RequestError,
+    TooManyRequestsError,
+    UnauthorizedError,
     UpstreamBrokenError,
     UpstreamError,
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
 from prefixroute.http.ask import Ask, Exchanges, read_ask
-from prefixroute.http.auth import Gate, Visit, tenant_of
-from prefixroute.http.body import BodyLimits, FramingError, MalformedHeadError, SlowBodyError, check_head
+from prefixroute.http.auth import Gate, KeyLimitError, Visit, tenant_of
+from prefixroute.http.body import BodyLimits, FramingError, MalformedHeadError, SlowBodyError, check_head, length
 from prefixroute.http.cors import is_preflight
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.exchange import Exchange
-from prefixroute.http.headers import RawHeaders, asking, asks_for_websocket, identified, request_id
+from prefixroute.http.headers import RawHeaders, asking, asks_for_websocket, first, identified, request_id
 from prefixroute.http.models import joined_models
+from prefixroute.http.peer import client_address
 from prefixroute.http.relay import outcome_of
 from prefixroute.http.response import RawResponse
 from prefixroute.http.routes import Route, is_engine_control, origin_form, plain_path, route_of
@@ -39,12 +42,17 @@ from prefixroute.record import Outcome, RequestRecord
 _log = logging.getLogger(__name__)
 
 _JSON = (b"Content-Type", b"application/json")
+# Beside any others but TRACE; the instance may allow less.
+_ALLOWED = (b"Allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
+# Of a body that was refused: more costs the connection.
+_DROPPED_BYTES = 65_536
 
 
 class Proxy:
     """Serves requests of the data port. `on_record` gets each finished record, synchronously.
 
     `on_served`: so does this, with the prompt, where a request came as far as having one. `gate`: who is let in.
+    `names_clients`: whether records tell clients' addresses.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Proxy:
         on_served: Callable[[RequestRecord, Prompt], None] | None = None,
         lane: str = "aiohttp",
         gate: Gate | None = None,
+        names_clients: Callable[[], bool] = lambda: False,
     ) -> None:
         self._shared = shared
         self._body_limits = body_limits
@@ -67,6 +76,7 @@ class Proxy:
         self._on_served = on_served
         self._lane = lane
         self._gate = gate or Gate()
+        self._names_clients = names_clients
         self.n_active = 0
         """Requests under way."""
         self.is_stopping = False
@@ -96,6 +106,8 @@ class Proxy:
         route = route_of(path)
         name = request_id(request.raw_headers)
         record = RequestRecord(name, _known_method(request.method), route.label, self._lane, clock())
+        if self._names_clients():
+            record.client = client_address(request.transport)
         response = self._response(request)
         ask: Ask | None = None
         visit: Visit | None = None
@@ -117,6 +129,8 @@ class Proxy:
             response.abort()
         except PrefixRouteError as error:
             record.outcome, record.error = _outcome_of(error), error.code
+            if isinstance(error, KeyLimitError):
+                record.key = error.key
             if isinstance(error, UpstreamError):
                 _log.warning("request %s: %s", name, error)
             response = self._fail(request, response, record, route, error)
@@ -130,6 +144,7 @@ class Proxy:
             ended_s = clock()
             record.duration_s = ended_s - record.began_s
             record.is_over = True
+            record.body_bytes = request.content.total_bytes
             if visit is not None:
                 visit.leave(ended_s)
             self.n_active -= 1
@@ -175,14 +190,17 @@ class Proxy:
     ) -> Ask | None:
         """What is to be sent to an instance; None when it is answered already."""
         raw = request.raw_headers if visit is None else visit.headers
+        if request.method == "CONNECT":
+            raise MalformedHeadError("tunnels are not made here")
+        if request.method == "TRACE":
+            # Who answers one sends back all that it got, and what the router adds to it with that: an instance's key.
+            raise MethodError("TRACE goes to no instance")
         target = origin_form(request.raw_path)
         if target is None:
             raise MalformedHeadError("the request target must be a path")
         cors = self._gate.cors
         if cors is not None and asks_for_websocket(raw) and not cors.may_connect(raw):
             raise ForbiddenError("pages of this origin may open no WebSocket here (listen.cors)")
-        if request.method == "CONNECT":
-            raise TunnelError("tunnels are not made here")
         if is_engine_control(request.method, path) and not self._engine_control_open:
             raise ForbiddenError(
                 "this path controls the engine and is closed (engine_control: allow in the configuration opens it)"
@@ -238,13 +256,13 @@ class Proxy:
         if response.started:
             response.abort()
             return response
-        # A body that was refused unread would have to be read to its end before the next request. What follows a
-        # CONNECT was meant for a tunnel.
-        close = request.can_read_body or isinstance(error, FramingError) or request.method == "CONNECT"
+        # A body that was refused unread would have to be read to its end before the next request.
+        close = isinstance(error, FramingError) or (request.can_read_body and not _is_worth_reading(request, error))
         response = self._response(request, close=close)
         body = error_body(route.dialect, error.status, error.code, str(error))
         try:
-            self._answer(response, record, error.status, error_headers(error), body)
+            headers = [*error_headers(error), *((_ALLOWED,) if isinstance(error, MethodError) else ())]
+            self._answer(response, record, error.status, headers, body)
             if isinstance(error, SlowBodyError):
                 response.hang_up()
         except ConnectionResetError:
@@ -258,11 +276,25 @@ class Proxy:
         record.answer_bytes = response.sent_bytes
 
 
-class TunnelError(RequestError):
-    """The client wants a connection to somewhere else."""
+class MethodError(RequestError):
+    """A method that is never passed on."""
 
-    status = 501
-    code = "tunnel_not_supported"
+    status = 405
+    code = "method_not_allowed"
+
+
+def _is_worth_reading(request: web.BaseRequest, error: PrefixRouteError) -> bool:
+    """Whether the rest of a refused request is read and dropped, so that its connection can go on.
+
+    aiohttp does so, for a moment. Only where it is short, surely coming, and delimited by a length.
+    """
+    if not isinstance(error, UnauthorizedError | ForbiddenError | TooManyRequestsError):
+        return False
+    headers = request.raw_headers
+    if first(headers, b"expect") is not None or first(headers, b"upgrade") is not None:
+        return False
+    n_bytes = length(request)
+    return n_bytes is not None and n_bytes <= _DROPPED_BYTES
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

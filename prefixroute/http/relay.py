@@ -41,7 +41,7 @@ class Relay:
             transcript = Transcript.of(self._ask.prompt, answer.headers)
         comments = None
         if shared.comment_s is not None and may_have_comments(answer.status, answer.headers):
-            comments = Comments(shared.comment_s, response.put)
+            comments = Comments(shared.comment_s, response.put, is_held=lambda: answer.is_paused)
         outcome = AttemptOutcome.ABANDONED
         mark = self._ask.token_mark
         record.status = answer.status

@@ -1,14 +1,18 @@
 """Writing answers to the client: heads byte for byte, one valid framing, a broken stream for a broken answer.
 
 aiohttp's own response adds headers (Date, Server, a Content-Type) and re-encodes values. A proxy must not: this one
-writes to the connection itself and only tells aiohttp whether the connection may be used again.
+writes to the connection itself and only tells aiohttp whether the connection may be used again. Answers that the router
+makes itself have a Date (RFC 9110, 6.6.1); those of instances have theirs, or none.
 """
 
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol, cast
 
@@ -16,10 +20,13 @@ from aiohttp import HttpVersion10, web
 from aiohttp.abc import AbstractStreamWriter
 
 from prefixroute.http.cors import replaced
-from prefixroute.http.headers import RawHeaders, first
+from prefixroute.http.headers import RawHeaders, first, relayed
 from prefixroute.http.tunnel import Tunnel
 
 _LAST_CHUNK = b"0\r\n\r\n"
+_NOTHING: frozenset[bytes] = frozenset()
+_NO_TRAILERS = frozenset({b"trailer"})
+_NO_TRAILERS_NO_LENGTH = frozenset({b"trailer", b"content-length"})
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -79,18 +86,18 @@ class RawResponse(web.StreamResponse):
         keep_alive = request.keep_alive and not self._close and not self._is_last()
         old = request.version <= HttpVersion10
         self._bodiless = request.method == "HEAD" or status in (204, 304)
-        head = [b"HTTP/1.1 %d %s\r\n" % (status, reason)]
-        # A 204 has no length to tell.
-        head += [
-            b"%s: %s\r\n" % header for header in headers if status != 204 or header[0].lower() != b"content-length"
-        ]
         if not self._bodiless and first(headers, b"content-length") is None:
-            if old:
-                keep_alive = False
-                self._ends_with_connection = True
-            else:
-                self._chunked = True
-                head.append(b"Transfer-Encoding: chunked\r\n")
+            self._chunked = not old
+            self._ends_with_connection = old
+            keep_alive = keep_alive and not old
+        # A 204 has no length to tell, and without chunks there will be no trailers.
+        untrue = _NO_TRAILERS if status != 204 else _NO_TRAILERS_NO_LENGTH
+        if self._chunked:
+            untrue = _NOTHING
+        head = [b"HTTP/1.1 %d %s\r\n" % (status, reason)]
+        head += [b"%s: %s\r\n" % header for header in headers if header[0].lower() not in untrue]
+        if self._chunked:
+            head.append(b"Transfer-Encoding: chunked\r\n")
         if not keep_alive:
             head.append(b"Connection: close\r\n")
         elif old:
@@ -107,7 +114,10 @@ class RawResponse(web.StreamResponse):
         if self.started or status == HTTPStatus.CONTINUE or self._request.version <= HttpVersion10:
             return
         head = [b"HTTP/1.1 %d %s\r\n" % (status, reason)]
-        head += [b"%s: %s\r\n" % header for header in headers]
+        # It frames nothing and decides nothing about this connection.
+        if self.permissions is not None:
+            headers = replaced(headers, self.permissions)
+        head += [b"%s: %s\r\n" % header for header in relayed(headers) if header[0].lower() != b"content-length"]
         self._write([*head, b"\r\n"])
 
     async def switch(self, reason: bytes, headers: RawHeaders, upstream: asyncio.Transport, said: bytes) -> None:
@@ -197,8 +207,11 @@ class RawResponse(web.StreamResponse):
             self._request.transport.close()
 
     def whole_now(self, status: int, headers: RawHeaders, body: bytes) -> None:
-        """A whole answer of the router's own: short, so it is not waited for."""
-        self.start(status, _reason(status), [*headers, (b"Content-Length", b"%d" % len(body))], with_next=True)
+        """A whole answer of the router's own, which tells its time: short, so it is not waited for."""
+        headers = [*headers, (b"Content-Length", b"%d" % len(body))]
+        if first(headers, b"date") is None:
+            headers.append((b"Date", _date(int(time.time()))))
+        self.start(status, _reason(status), headers, with_next=True)
         self.finish(body)
 
     def _is_last(self) -> bool:
@@ -222,6 +235,11 @@ class RawResponse(web.StreamResponse):
     async def write_eof(self, data: Any = b"") -> None:
         if self._is_last():
             self._keep_alive = False
+
+
+@lru_cache(maxsize=1)
+def _date(at_s: int) -> bytes:
+    return formatdate(at_s, usegmt=True).encode("ascii")
 
 
 def _reason(status: int) -> bytes:

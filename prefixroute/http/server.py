@@ -6,10 +6,17 @@ credential, so it goes into no answer and no log.
 
 import asyncio
 import errno
+import fcntl
 import logging
+import math
 import os
+import select
 import socket
+import ssl
+import sys
+import termios
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +31,22 @@ from prefixroute.errors import ListenError
 from prefixroute.http.body import MalformedBodyError
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.headers import MAX_FULL_HEADERS, MAX_HEADERS, new_request_id
+from prefixroute.http.malformed import malformed_text
 from prefixroute.http.parser_gaps import Next, ParserGaps
+from prefixroute.http.peer import client_address
 from prefixroute.http.response import RawResponse, Source
 from prefixroute.http.routes import dialect_of
 
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+# How often it is looked whether clients are there that are not being read.
+_LOOK_EVERY_S = 1.0
+# Told whatever is still to be read.
+_GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 # Of a head that is no good: enough for its request line, which tells in whose words to refuse it.
 _START_BYTES = 2048
+_END_OF_HEAD = b"\r\n\r\n"
 # How long a client that was refused may take to read why.
 _LINGER_S = 2.0
 _HANDSHAKE_S = 10.0
@@ -43,11 +57,13 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
     """What a client may take before it has asked anything. `max_header_bytes`: of the request line and of each header;
-    `head_timeout_s`: for a head to arrive; `idle_timeout_s`: between two requests."""
+    `head_timeout_s`: for a head to arrive; `idle_timeout_s`: between two requests; `stall_timeout_s`: for
+    any byte of an answer to be taken."""
 
     max_header_bytes: int = 65_536
     head_timeout_s: float = 30.0
     idle_timeout_s: float = 90.0
+    stall_timeout_s: float = 300.0
 
 
 class _HeadTooLargeError(Exception):
@@ -74,7 +90,7 @@ class _Refusal(RawResponse):
 
 
 class _Connection(RequestHandler):
-    """One client connection. Seven things are different from aiohttp's.
+    """One client connection. Nine things are different from aiohttp's.
 
     - A client that leaves is gone at once, whatever it has not read.
     - An error in a body's chunks is told to who reads that body; aiohttp leaves the reader waiting.
@@ -83,6 +99,8 @@ class _Connection(RequestHandler):
     - Where its parser would be wrong about the next request, there is none (`parser_gaps`).
     - A connection that is to end takes the rest of a body that is under way.
     - Where an answer comes from is held back at once when the client is slow, without anybody waiting for it.
+    - A client that takes nothing at all of an answer for long has left.
+    - Who is asked for a certificate is asked on each connection: a resumed session would not be.
     """
 
     __slots__ = (
@@ -92,30 +110,55 @@ class _Connection(RequestHandler):
         "_head_bytes",
         "_head_timeout_s",
         "_head_timer",
+        "_is_ending",
         "_is_garbled",
         "_max_head_bytes",
+        "_names_clients",
         "_on_unread",
+        "_reading",
         "_source",
+        "_stall_timeout_s",
+        "_stall_timer",
         "_start",
-        "is_ending",
     )
 
-    def __init__(self, *args: Any, limits: ClientLimits, on_unread: Callable[[str], None], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        limits: ClientLimits,
+        on_unread: Callable[[str], None],
+        names_clients: Callable[[], bool],
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._on_unread = on_unread
+        self._names_clients = names_clients
         self._max_head_bytes = limits.max_header_bytes * MAX_FULL_HEADERS
         self._head_timeout_s = limits.head_timeout_s
         self._head_began_s: float | None = None
-        """Since when a head is under way; a connection begins with one."""
+        """Since when a head is under way; a connection begins with one. Infinity: an answer has to end first."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._start = b""
         """The first bytes of a head that is not complete, or no good."""
         self._gaps = ParserGaps()
         self._body: StreamReader | None = None
+        """Of the request that is being handled."""
+        self._reading: StreamReader | None = None
+        """The body that came last: when it is at its end, what comes is a head."""
         self._is_garbled = False
         self._source: Source | None = None
-        self.is_ending = False
+        self._stall_timeout_s = limits.stall_timeout_s
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._is_ending = False
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the answer under way is the last one here.
+
+        Also when more has come behind an offer of WebSockets: if it is declined, that would go to the parser past us.
+        """
+        return self._is_ending or (self._upgraded and bool(self._message_tail))
 
     def pace(self, source: Source | None) -> None:
         """`source` is held back from now on whenever the client is slower than it; None: nobody is."""
@@ -139,18 +182,57 @@ class _Connection(RequestHandler):
         super().pause_writing()
         if self._source is not None:
             self._source.pause()
+        self._watch_stall()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._source is not None:
             self._source.resume()
+        self._forget_stall()
+
+    def _watch_stall(self) -> None:
+        if self.transport is not None:
+            n_left = _n_untaken(self.transport)
+            self._stall_timer = self._loop.call_later(self._stall_timeout_s, self._check_stall, n_left)
+
+    def _check_stall(self, n_before: int) -> None:
+        self._stall_timer = None
+        transport = self.transport
+        if transport is None:
+            return
+        if _n_untaken(transport) >= n_before:
+            transport.abort()
+        else:
+            self._watch_stall()
+
+    def _forget_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _process_keepalive(self) -> None:
+        if self._head_bytes:
+            # A head that has begun has a time of its own, and an answer when that is over.
+            self._keepalive_handle = None
+            return
+        transport = self.transport
+        super()._process_keepalive()
+        if transport is not None and self.transport is None:
+            # It was idle for long enough, and yet closing would wait until it takes the rest of its last answer.
+            transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.session_reused and tls.context.verify_mode is ssl.CERT_REQUIRED:
+            # TLS 1.2 resumes sessions by their id, which no option turns off.
+            self.force_close()
+            return
         self._expect_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self._forget_stall()
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -166,6 +248,13 @@ class _Connection(RequestHandler):
         began_s = self._head_began_s
         if began_s is None or self._is_garbled:
             return
+        if self._waiter is None:
+            # An answer is under way, and the client may be reading it first.
+            began_s = self._head_began_s = math.inf
+            self._head_timer = self._loop.call_later(self._head_timeout_s, self._check_head)
+            return
+        if began_s == math.inf:
+            began_s = self._head_began_s = self._loop.time()
         left_s = began_s + self._head_timeout_s - self._loop.time()
         if left_s > 0:
             self._head_timer = self._loop.call_later(left_s, self._check_head)
@@ -189,11 +278,14 @@ class _Connection(RequestHandler):
         if self._is_garbled:
             return
         n_before = len(self._messages)
+        at_head = self._reading is None or self._reading.is_eof()
         super().data_received(data)
-        if len(self._messages) > n_before or self._gaps.is_watching:
+        has_new = len(self._messages) > n_before
+        if has_new or self._gaps.is_watching:
             self._look_behind(data, n_before)
-        if self._messages:
-            if isinstance(self._messages[-1][0], _ErrInfo):
+        if has_new:
+            message, self._reading = self._messages[-1]
+            if isinstance(message, _ErrInfo):
                 self._is_garbled = True
                 self._start = (self._start + data)[:_START_BYTES]
                 self._tell_reader()
@@ -201,21 +293,34 @@ class _Connection(RequestHandler):
             self._start = b""
             self._head_bytes = 0
             self._head_began_s = None
-        elif self._waiter is not None:
-            # Idle: these are bytes of a head.
-            if self._head_began_s is None:
-                self._expect_head()
-            if len(self._start) < _START_BYTES:
-                self._start += data[:_START_BYTES]
-            self._head_bytes += len(data)
-            if self._head_bytes > self._max_head_bytes:
-                self._refuse(_ErrInfo(400, _HeadTooLargeError(), ""))
+            # Behind a request without a body, the next one's head is easily found.
+            end = data.rfind(_END_OF_HEAD) if self._reading is EMPTY_PAYLOAD else -1
+            if 0 <= end < len(data) - len(_END_OF_HEAD):
+                self._see_head(data[end + len(_END_OF_HEAD) :])
+        elif at_head:
+            self._see_head(data)
+
+    def _see_head(self, data: bytes) -> None:
+        """These are bytes of a head that is not complete."""
+        # Those of other protocols are not, nor those that the parser has not looked at yet.
+        if self._upgraded or self._buffer_paused:
+            return
+        # Empty lines in front of a request are nothing (RFC 9112, 2.2).
+        if not self._head_bytes and not data.strip(b"\r\n"):
+            return
+        if self._head_began_s is None:
+            self._expect_head()
+        if len(self._start) < _START_BYTES:
+            self._start += data[:_START_BYTES]
+        self._head_bytes += len(data)
+        if self._head_bytes > self._max_head_bytes:
+            self._refuse(_ErrInfo(400, _HeadTooLargeError(), ""))
 
     def _look_behind(self, data: bytes, n_before: int) -> None:
         new = [one for one in list(self._messages)[n_before:] if not isinstance(one[0], _ErrInfo)]
         coming = self._gaps.look(data, new, at_head=not (self._start or n_before))
         if coming is not Next.REQUEST:
-            self.is_ending = True
+            self._is_ending = True
         if coming is Next.NOTHING:
             # After the answer, also where it has been told that the connection goes on.
             self.close()
@@ -233,9 +338,29 @@ class _Connection(RequestHandler):
             # Closing, which comes next, would wait until it takes what is written, and the instance would work on.
             self.transport.abort()
 
+    def look_whether_gone(self) -> None:
+        """Nobody is told of the end of a connection that is not being read: because the instance is slow to take an
+        upload or what comes through a tunnel, or because more was sent ahead than is of use now."""
+        transport = self.transport
+        if transport is None or transport.is_closing() or not self._request_in_progress or transport.is_reading():
+            return
+        poll = select.poll()
+        poll.register(transport.get_extra_info("socket").fileno(), _GONE)
+        if poll.poll(0):
+            transport.abort()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """The answer is over; aiohttp would go on with what came behind an offer that was declined."""
+        if self.is_ending:
+            self._is_ending = True
+            self._message_tail = b""
+        return await super().finish_response(request, resp, start_time)
+
     def end(self) -> None:
         """Closes the connection: at once when it is idle, else after the answer under way."""
-        self.is_ending = True
+        self._is_ending = True
         if self._waiter is not None:
             # aiohttp's `close` would leave it open, and deaf.
             self.force_close()
@@ -265,9 +390,11 @@ class _Connection(RequestHandler):
         elif isinstance(exc, _HeadTooSlowError):
             status, code, text = 408, "request_timeout", "the head came too slowly (limits.client_head_timeout_s)"
         else:
-            status, code, text = 400, "malformed_request", "the request is not valid HTTP"
+            status, code, text = 400, "malformed_request", malformed_text(exc)
         name = new_request_id()
-        _log.info("request %s: refused before it was one (%s)", name, type(exc).__name__)
+        client = client_address(self.transport) if self._names_clients() else None
+        fields = {} if client is None else {"client": client}
+        _log.info("request %s: refused before it was one: %s", name, text, extra={"fields": fields})
         self._on_unread(code)
         response = _Refusal(request)
         headers = [*error_headers(None), (b"x-request-id", name.encode("ascii"))]
@@ -275,11 +402,28 @@ class _Connection(RequestHandler):
         return response
 
 
+def _n_untaken(transport: asyncio.Transport) -> int:
+    """Bytes written that the client's machine has not acknowledged, in our buffer and in the kernel's."""
+    n_bytes = transport.get_write_buffer_size()
+    with suppress(OSError, AttributeError):  # the kernel's: where it tells
+        count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        n_bytes += int.from_bytes(count, sys.byteorder)
+    return n_bytes
+
+
 class FrontServer(web.Server):
-    """Accepts connections on sockets it is given. `on_unread`: gets the code of each answer to what is no request."""
+    """Accepts connections on sockets it is given.
+
+    `on_unread`: gets the code of each answer to what is no request. `names_clients`: whether such lines tell addresses.
+    """
 
     def __init__(
-        self, handler: Handler, limits: ClientLimits, on_unread: Callable[[str], None] = lambda _code: None
+        self,
+        handler: Handler,
+        limits: ClientLimits,
+        on_unread: Callable[[str], None] = lambda _code: None,
+        *,
+        names_clients: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(
             handler,
@@ -294,12 +438,38 @@ class FrontServer(web.Server):
             lingering_time=_LINGER_S,
             keepalive_timeout=limits.idle_timeout_s,
         )
+        self._looker: asyncio.TimerHandle | None = None
         self._limits = limits
         self._on_unread = on_unread
+        self._names_clients = names_clients
 
     def __call__(self) -> RequestHandler:
         loop = asyncio.get_running_loop()
-        return _Connection(self, loop=loop, limits=self._limits, on_unread=self._on_unread, **self._kwargs)
+        if self._looker is None:
+            self._looker = loop.call_later(_LOOK_EVERY_S, self._look_for_gone)
+        return _Connection(
+            self,
+            loop=loop,
+            limits=self._limits,
+            on_unread=self._on_unread,
+            names_clients=self._names_clients,
+            **self._kwargs,
+        )
+
+    def _look_for_gone(self) -> None:
+        connections = self.connections
+        for connection in connections:
+            if isinstance(connection, _Connection):
+                connection.look_whether_gone()
+        self._looker = None
+        if connections:
+            self._looker = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look_for_gone)
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """Closes all connections."""
+        await super().shutdown(timeout)
+        if self._looker is not None:
+            self._looker.cancel()
 
     def pre_shutdown(self) -> None:
         """No new requests on the connections there are."""

@@ -5,6 +5,8 @@ from typing import cast
 
 # How long one side may take for what the other said last, once that one has gone.
 _LINGER_S = 5.0
+# As much as transports take before they ask for a pause.
+_MAX_UNSENT_BYTES = 65_536
 
 
 class Tunnel:
@@ -22,16 +24,20 @@ class Tunnel:
         here, there = _End(self, client), _End(self, upstream)
         here.other, there.other = there, here
         self._ends = [here, there]
-        for end, said in ((here, client_rest), (there, rest)):
+        for end in self._ends:
             end.transport.set_protocol(end)
+        for end, said in ((here, client_rest), (there, rest)):
             if said:
                 end.data_received(said)
         for end in self._ends:
             if end.transport.is_closing():
                 # Its end was told to its former protocol.
                 end.connection_lost(None)
-            else:
+            elif end.other.transport.get_write_buffer_size() <= _MAX_UNSENT_BYTES:
                 end.transport.resume_reading()
+            else:
+                # It may have been told so before it had this protocol. `resume_writing` comes in any case.
+                end.transport.pause_reading()
 
     async def wait(self) -> None:
         """Until both sides are closed. Cancelled, it closes them."""
@@ -60,7 +66,6 @@ class _End(asyncio.Protocol):
         self.transport = transport
         self.other = cast(_End, None)
         self.is_lost = False
-        self._has_ended = False
         self._tunnel = tunnel
 
     def data_received(self, data: bytes) -> None:
@@ -68,14 +73,8 @@ class _End(asyncio.Protocol):
             self._tunnel.received(self, len(data))
             self.other.transport.write(data)
 
-    def eof_received(self) -> bool:
-        """This side has said all it will; it may still listen, until the other has said all, too."""
-        self._has_ended = True
-        transport = self.other.transport
-        if self.other._has_ended or transport.is_closing() or not transport.can_write_eof():
-            return False
-        transport.write_eof()
-        return True
+    def eof_received(self) -> None:
+        """Who closes its sending side has left: the transport closes, and takes the other along."""
 
     def pause_writing(self) -> None:
         if not self.other.transport.is_closing():

@@ -52,6 +52,8 @@ class Counts:
         self._no_key = dict.fromkeys(NoKeyCause, 0)
         self._probes: dict[tuple[str, str], int] = {}
         self._n_disconnects = 0
+        self._codes = _Names(MAX_CLOSED)
+        self._refused: dict[str, int] = {}
         self._unread = dict.fromkeys(UNREAD_CAUSES, 0)
         self._prompt_tokens = 0
         self._matched_tokens = 0
@@ -107,6 +109,9 @@ class Counts:
             self._attempts[attempt] += 1
         if record.outcome is Outcome.CLIENT_GONE:
             self._n_disconnects += 1
+        elif record.outcome is Outcome.REFUSED and record.error is not None:
+            code = self._codes.label(record.error)
+            self._refused[code] = self._refused.get(code, 0) + 1
 
     def unread(self, cause: str) -> None:
         """One request that was refused before it could be read; `cause` is one of `UNREAD_CAUSES`."""
@@ -197,6 +202,12 @@ class Counts:
             "Requests refused before they could be read, by the code of their answer; they are in no other count.",
             ("cause",),
             (((cause,), n) for cause, n in self._unread.items()),
+        )
+        yield counter(
+            "refused_requests",
+            "Requests that the router itself refused, by the code of the error.",
+            ("code",),
+            (((code,), n) for code, n in self._refused.items()),
         )
         yield counter("probes", "Health probes by outcome.", ("upstream", "outcome"), self._probes.items())
         for name, help_text, value in (

@@ -43,6 +43,8 @@ class Metrics:
         """What instances say they hold, when any of them has KV events."""
         self.exact_tokens: Callable[[], TokenFacts] = TokenFacts
         self.reloads = ReloadFacts()
+        self.failed_handshakes = dict.fromkeys(("data", "admin"), 0)
+        """TLS handshakes with clients that failed, by plane."""
         self.strategy = strategy
         self._router = router
         self._clock = clock
@@ -90,6 +92,8 @@ class Metrics:
     def _other_families(self) -> Iterator[Metric]:
         recorded = [((outcome,), n) for outcome, n in self.recorded().items()]
         yield counter("recorded_requests", "Requests recorded: written, dropped, failed.", ("outcome",), recorded)
+        failed = [((plane,), n) for plane, n in self.failed_handshakes.items()]
+        yield counter("tls_handshake_failures", "TLS handshakes with clients that failed.", ("plane",), failed)
         yield gauge("waiting", "Requests held because nobody can take them.", (), [((), self.waiting())])
         build = (self._version, self.strategy)
         yield gauge("build_info", "Always 1; the labels tell.", ("version", "strategy"), [(build, 1)])

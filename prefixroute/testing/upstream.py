@@ -58,6 +58,10 @@ class Call:
         """Closes the connection in an orderly way, wherever the answer stands."""
         self._connection.writer.close()
 
+    def half_close(self) -> None:
+        """Says that nothing more will be sent, and keeps the connection."""
+        self._connection.writer.write_eof()
+
     def reset(self) -> None:
         """Resets the connection (RST)."""
         self._connection.reset()

@@ -134,11 +134,15 @@ async def test_o46_an_instances_key_is_not_a_clients_to_see(serve: Serve) -> Non
 
 
 async def test_o46_an_instances_key_is_not_put_where_it_would_be_repeated(serve: Serve) -> None:
-    """What answers a TRACE sends back all that it was sent."""
+    """What answers a TRACE sends back all that it was sent, so no instance is asked."""
     settings = {"instance": {"api_key_env": "GPU_KEY"}, "environ": {"GPU_KEY": "sk-instance-key"}}
     async with FakeUpstream() as upstream, serve(upstream, **settings) as app, RawClient(app.url) as client:
-        assert (await client.request("TRACE", "/x")).status == 200
-        assert upstream.calls[0].header("authorization") is None
+        for target in ("/x", CHAT, "/v1/models"):
+            answer = await client.request("TRACE", target)
+            assert (answer.status, answer.header("connection")) == (405, None)
+            assert "TRACE" not in (answer.header("allow") or "")
+            assert json.loads(answer.body)["error"]["code"] == "method_not_allowed"
+        assert upstream.calls == []
 
 
 async def test_o46_a_key_of_ours_makes_room_for_the_instances(serve: Serve, keyed: dict[str, object]) -> None:
@@ -258,6 +262,7 @@ async def test_o48_there_is_one(serve: Serve, finished: Finished, names: list[st
     async with FakeUpstream() as upstream, serve(upstream) as app, RawClient(app.url) as client:
         answer = await client.request(body=chat(), headers=[("X-Request-Id", name) for name in names])
         (told,) = answer.all_headers("x-request-id")
+        assert told not in names
         assert upstream.calls[0].all_headers("x-request-id") == [told]
         assert finished()[0]["request_id"] == told
 

@@ -19,7 +19,7 @@ import yaml
 
 from prefixroute.app import App, running
 from prefixroute.config.load import load_settings
-from prefixroute.http.upstream.place import Connector
+from prefixroute.names import Names
 from prefixroute.reload import ConfigSource
 from prefixroute.testing import Call, FakeUpstream, RawClient
 from prefixroute.testing.upstream import json_answer
@@ -178,12 +178,12 @@ async def test_o67_a_name_whose_first_addresses_are_dead_is_reached_at_another(
 ) -> None:
     async with FakeUpstream() as upstream:
 
-        async def resolved(connector: Any) -> list[Any]:
+        async def resolved(_names: Any, _host: str, _port: int) -> list[Any]:
             # A name server cannot be had in a test: what it would say, and everything from there on for real.
             addresses = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, upstream.port)) for one in addresses]
 
-        monkeypatch.setattr(Connector, "_resolved", resolved)
+        monkeypatch.setattr(Names, "addresses", resolved)
         async with serve(f"http://gpu.test:{upstream.port}") as app:
             assert await ask(app) == 200
         assert upstream.calls[-1].header("host") == f"gpu.test:{upstream.port}"

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 APPLIED = "the configuration was taken up; changed: "
 REFUSED = "the configuration is not taken up, the one before stays in force: "
-UNCHANGED = "the configuration was read again: nothing in it has changed"
+UNCHANGED = "the configuration was read again: nothing has changed"
 
 
 def config(*upstreams: FakeUpstream, health: dict[str, Any] | None = None, **tables: Any) -> str:
@@ -66,7 +66,7 @@ async def test_a_removed_instance_finishes_its_streams_and_gets_nothing_new(comm
         async with RawClient(command.url) as streaming:
             await open_stream(streaming)
             other = config(new, watch_config=False, health={"interval_s": 0.05}).replace("gpu-0", "gpu-new")
-            await reload(command, path, other, f"{APPLIED}fleet.instances")
+            await reload(command, path, other, f"{APPLIED}fleet.instances; joined: gpu-new; left: gpu-0")
             n_probes = old.n_probes
             await command.wait_line("gpu-new is up")
             n_then = new.n_probes
@@ -84,6 +84,7 @@ async def test_a_removed_instance_finishes_its_streams_and_gets_nothing_new(comm
             rest = await streaming.reader.readuntil(b"\r\n0\r\n\r\n")
             assert b"data: last\n\n" in rest
         await command.wait_line("prefixroute.access: request .* outcome=ok upstream=gpu-0")
+        await command.wait_line("gpu-0 has left: its last request is over")
         metrics = (await get(command.admin_url, "/metrics")).body.decode()
         assert 'upstream="gpu-0"' not in metrics
         assert 'upstream="gpu-new"' in metrics
@@ -225,7 +226,7 @@ async def test_watching_can_be_turned_off(commands: Commands) -> None:
         # Which turns it on.
         await command.wait_line(f"{APPLIED}fleet.instances, watch_config")
         replace(path, config(second))
-        await command.wait_line(f"{APPLIED}fleet.instances$")
+        await command.wait_line(f"{APPLIED}fleet.instances; joined: gpu-0; left: gpu-0, gpu-1$")
         await stop(command)
 
 
@@ -292,3 +293,17 @@ async def test_who_does_not_listen_does_not_stop_it(commands: Commands, tmp_path
     command = await commands.serve(NOWHERE, environ={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
     await command.wait_line("NOTIFY_SOCKET cannot be told: No such file or directory")
     await stop(command)
+
+
+async def test_that_urls_on_the_command_line_go_before_the_files_is_said(commands: Commands) -> None:
+    path = commands.home / "router.json"
+    outranked = r"the instances on the command line count, not those in \S+router.json \(fleet.instances\)"
+    async with FakeUpstream() as first, FakeUpstream() as second:
+        path.write_text(config(first, watch_config=False))
+        command = await commands.serve(second.url, "--config", str(path))
+        await command.wait_line(outranked)
+        n_lines = len(command.lines)
+        await reload(command, path, config(first, second, watch_config=False), UNCHANGED)
+        await command.wait_line(outranked, since=n_lines)
+        assert await names(command) == [second.url.removeprefix("http://")]
+        await stop(command)

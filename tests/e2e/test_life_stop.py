@@ -148,6 +148,8 @@ async def test_a_second_signal_ends_it_at_once(
             command.signal(second)
             assert await command.wait_exit() == (128 + second, "")
             assert_broken(await read_rest(streaming))
+            last = command.lines[-1]
+            assert f"ended at once by a second signal ({second.name}): what is under way breaks off" in last
 
 
 async def test_streams_that_never_end_are_cut_off_when_their_time_is_over(commands: Commands) -> None:
@@ -175,6 +177,9 @@ async def test_streams_that_never_end_are_cut_off_when_their_time_is_over(comman
             assert_broken(await read_rest(streaming))
             for upstream in (silent, talkative):
                 await upstream.calls[0].wait_disconnected()
+        *before, last = command.lines
+        assert "prefixroute.app: stopped" in last
+        assert sum("outcome=cut_off" in line for line in before) == 2
 
 
 async def test_a_stop_does_not_wait_for_idle_or_half_sent_admin_requests(commands: Commands) -> None:

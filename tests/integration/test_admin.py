@@ -159,6 +159,13 @@ async def test_the_index_names_every_endpoint(admin: Admin) -> None:
         assert status in (200, 503)
 
 
+@pytest.mark.parametrize(("target", "status"), [("/livez", 200), ("/instances", 200), ("/nothing", 404)])
+async def test_a_json_answer_ends_its_line_for_terminals(admin: Admin, target: str, status: int) -> None:
+    async with admin.session.get(f"http://127.0.0.1:{admin.port}{target}") as answer:
+        raw = await answer.read()
+        assert (answer.status, raw[-2:-1], raw[-1:]) == (status, raw.rstrip()[-1:], b"\n")
+
+
 async def test_metrics_are_scraped_in_either_format(admin: Admin) -> None:
     status, text, response = await admin.ask("GET", "/metrics")
     assert status == 200
@@ -197,6 +204,22 @@ async def test_an_ejected_instance_makes_ready_again_when_its_pause_is_over(admi
     assert (await admin.ask("GET", "/readyz"))[0] == 200
 
 
+async def test_why_an_instance_is_not_up_yet_is_shown_after_one_failed_probe(admin: Admin) -> None:
+    admin.router.probe_failed("[::1]:8002", ProbeFailure.STATUS, "status 500")
+
+    shown = (await admin.ask("GET", "/instances"))[1][1]
+    assert (shown["state"], shown["failure"], shown["failure_reason"]) == ("starting", "status", "status 500")
+    # A reason is shown beside its own failure only: this one is the fleet's, the reason a later probe's.
+    for _ in range(2):
+        admin.router.probe_failed("[::1]:8002", ProbeFailure.STATUS, "status 500")
+    admin.router.fleet.probe_passed("127.0.0.1:8001")
+    admin.router.probe_failed("127.0.0.1:8001", ProbeFailure.TIMEOUT, "no answer in time")
+    admin.router.probe_failed("[::1]:8002", ProbeFailure.TIMEOUT, "no answer in time")
+    up, down = (await admin.ask("GET", "/instances"))[1]
+    assert (up["failure"], up["failure_reason"]) == (None, None)
+    assert (down["failure"], down["failure_reason"]) == ("status", None)
+
+
 async def test_instances_are_shown_as_the_router_sees_them(admin: Admin) -> None:
     admin.router.fleet.probe_passed("127.0.0.1:8001")
     admin.router.probe_failed("[::1]:8002", ProbeFailure.REFUSED)
@@ -211,6 +234,7 @@ async def test_instances_are_shown_as_the_router_sees_them(admin: Admin) -> None
         "state": "up",
         "draining": False,
         "failure": None,
+        "failure_reason": None,
         "models": ["llama"],
         "in_flight": 1,
         "pending_prefill_tokens": body[0]["pending_prefill_tokens"],

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ async def test_an_error_speaks_the_dialect_of_the_route(
     assert answer.status == status
     assert (answer.header("content-type"), answer.header("x-request-id")) == ("application/json", "mine")
     assert answer.header("retry-after") is None
+    assert parsedate_to_datetime(answer.header("date") or "").year > 2000
     document = json.loads(answer.body)
     if target.startswith("/v1/messages"):
         assert document["type"] == "error"

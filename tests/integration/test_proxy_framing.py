@@ -134,7 +134,11 @@ async def test_interim_answers_are_not_taken_for_the_answer(serve: Serve) -> Non
 
 
 async def test_early_hints_pass_before_the_answer(serve: Serve) -> None:
-    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\nlink: </y>\r\n\r\n"
+    interim = (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\nlink: </y>\r\n"
+        b"Connection: close, X-Hop\r\n"
+        b"X-Hop: 1\r\nKeep-Alive: timeout=1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n"
+    )
     async with FakeUpstream(written(interim + LENGTH)) as upstream, serve(upstream) as app:
         async with RawClient(app.url) as client:
             await client.send(head("POST", CHAT, BODY, None) + BODY)
@@ -160,7 +164,19 @@ async def test_trailers_pass_where_chunks_do(serve: Serve) -> None:
             assert (await client.request(body=BODY)).status == 200
         async with RawClient(app.url) as old:
             await old.send(b"POST /x HTTP/1.0\r\nContent-Length: 1\r\n\r\nx")
-            assert (await old.wait_closed()).endswith(b"\r\n\r\nhello")
+            raw = await old.wait_closed()
+            assert raw.endswith(b"\r\n\r\nhello")
+            # Nor are any announced.
+            assert b"trailer" not in raw.lower()
+        async with RawClient(app.url) as client:
+            assert (await client.request("HEAD")).header("trailer") is None
+
+
+async def test_where_no_chunks_go_no_trailers_are_announced(serve: Serve) -> None:
+    sent = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTrailer: X-Sum\r\nX-Kept: 1\r\n\r\nhello"
+    async with FakeUpstream(written(sent)) as upstream, serve(upstream) as app, RawClient(app.url) as client:
+        answer = await client.request(body=BODY)
+        assert (answer.header("trailer"), answer.header("x-kept"), answer.body) == (None, "1", b"hello")
 
 
 @pytest.mark.parametrize(

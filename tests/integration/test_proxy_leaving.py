@@ -1,6 +1,8 @@
 """Clients that leave: their request is cancelled upstream at once, their place is given back, nothing more is sent."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -195,3 +197,39 @@ async def test_a_crowd_leaves_nothing_behind(serve: Serve, until: Until, finishe
         assert (in_flight(app, 0), in_flight(app, 1)) == (0, 0)
         assert {line["outcome"] for line in finished()} == {"client_gone"}
         await asyncio.gather(*(client.__aexit__(None, None, None) for client in clients))
+
+
+@pytest.mark.parametrize("what", ["upload", "ahead", "tunnel"])
+async def test_a_client_is_missed_though_it_is_not_being_read(serve: Serve, what: str) -> None:
+    """What it sends is more than anybody takes: no event tells of its end then."""
+
+    async def takes_nothing(call: Call) -> None:
+        if what == "tunnel":
+            await call.send(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        taken.set()
+        await asyncio.sleep(3600)
+
+    taken = asyncio.Event()
+    offer = [("Connection", "Upgrade"), ("Upgrade", "websocket")]
+    start = {
+        "upload": head("POST", "/unknown", bytes(60_000_000), None),
+        "ahead": head("GET", "/x", None, None) * 100 + head("POST", "/x", bytes(60_000_000), None),
+        "tunnel": head("GET", "/v1/realtime", None, offer),
+    }[what]
+    async with FakeUpstream(takes_nothing, by_hand=True) as upstream, serve(upstream) as app:
+        with socket.create_connection(("127.0.0.1", app.port)) as client:
+            client.setblocking(False)
+            client.send(start)
+            await taken.wait()
+            n_refused = 0
+            while n_refused < 5:
+                try:
+                    client.send(bytes(1_000_000))
+                    n_refused = 0
+                except BlockingIOError:
+                    n_refused += 1
+                    await asyncio.sleep(0.05)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            await app.proxy.wait_idle()
+        assert app.router.load.of(0).in_flight == 0

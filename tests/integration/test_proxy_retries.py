@@ -296,7 +296,7 @@ async def test_a_held_answer_is_passed_on_when_the_others_are_gone(serve: Serve,
 
 async def test_a_stale_connection_does_not_use_up_the_last_attempt(serve: Serve, finished: Finished) -> None:
     async def stale(call: Call) -> None:
-        await busy(503, "b")(call)
+        await raw_answer(b"ok", headers="x-from: b\r\n")(call)
         call.reset_at_next()
 
     async with FakeUpstream(busy(503, "a")) as a, FakeUpstream(stale) as b:

@@ -4,10 +4,12 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ import pytest
 import trustme
 
 from prefixroute.app import App
+from prefixroute.config.tls import trusting
 from prefixroute.errors import ConfigError
+from prefixroute.explain import ExplainError, ask_ladder
+from prefixroute.testing.client import RawClient
 
 Serve = Callable[..., AbstractAsyncContextManager[App]]
 Until = Callable[[Callable[[], bool]], Any]
@@ -200,6 +205,64 @@ async def test_an_answer_that_breaks_off_is_seen_to_break_off_through_tls(
         assert got.endswith(b"\r\n\r\nbroken")
 
 
+async def test_failed_handshakes_are_counted_and_told_seldom(
+    serve: Serve, files: Files, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 1000.0
+    mine, theirs = files.certificate("mine", "me"), files.certificate("theirs", "me", ca=files.other_ca)
+    listen = listening(**files.certificate("front"), client_ca_file=files.ca_file)
+    admin = {"port": 0, "tls": files.certificate("admin")}
+
+    def told() -> list[str]:
+        return [line for line in lines(caplog) if "handshake" in line]
+
+    async with (
+        plain_instance(Instance()) as url,
+        serve(url, listen=listen, admin=admin, clock=lambda: now_s) as app,
+    ):
+        failed = app.metrics.failed_handshakes
+        assert (await ask(app, client_side(files.ca_file, mine)))[0] == 200
+        # Who only looks whether the port is open, as balancers do, is no failure.
+        _, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        writer.close()
+        assert failed == {"data": 0, "admin": 0}
+        for tls in (None, client_side(files.ca_file, theirs), client_side(files.ca_file)):
+            n_before = failed["data"]
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await ask(app, tls)
+            await until(partial(lambda n: failed["data"] == n, n_before + 1))
+        assert told() == ["a TLS handshake on the data port failed: http request"]
+        now_s += 1
+        # Most clients say what they do not like; asyncio's own hangs up without a word.
+        await asyncio.to_thread(_refuse_certificate, app.port, client_side(files.other_ca_file, mine))
+        await until(lambda: failed["data"] == 4)
+        assert told()[1].endswith("unknown ca (and 2 more since the last such line)")
+        _, writer = await asyncio.open_connection("127.0.0.1", app.admin_port)
+        writer.write(b"rubbish\r\n\r\n")
+        await until(lambda: failed == {"data": 4, "admin": 1})
+        writer.close()
+        assert told()[2].startswith("a TLS handshake on the admin port failed: ")
+        assert (await ask(app, client_side(files.ca_file, mine)))[0] == 200
+
+
+def _refuse_certificate(port: int, context: ssl.SSLContext) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as plain, pytest.raises(ssl.SSLCertVerificationError):
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+async def test_the_cause_of_a_failed_handshake_is_told_where_it_is_the_clients_certificate(
+    serve: Serve, files: Files, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    listen = listening(**files.certificate("front"), client_ca_file=files.ca_file)
+    theirs = files.certificate("theirs", "me", ca=files.other_ca)
+    async with serve("http://127.0.0.1:9", listen=listen) as app:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await ask(app, client_side(files.ca_file, theirs))
+        await until(lambda: app.metrics.failed_handshakes["data"] == 1)
+    told = [line for line in lines(caplog) if "handshake" in line]
+    assert told == ["a TLS handshake on the data port failed: unable to get local issuer certificate"]
+
+
 async def test_old_tls_is_refused(serve: Serve, files: Files) -> None:
     async with serve("http://127.0.0.1:9", listen=listening(**files.certificate("front"))) as app:
         context = client_side(files.ca_file)
@@ -245,6 +308,40 @@ async def test_new_certificates_are_taken_up_and_old_authorities_forgotten(serve
             await ask(app, client_side(files.ca_file, mine))
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await ask(app, client_side(files.other_ca_file, mine))
+
+
+def visit(port: int, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bytes]:
+    """Blocks: asyncio resumes no sessions. The session, and what came back."""
+    with (
+        socket.create_connection(("127.0.0.1", port)) as raw,
+        context.wrap_socket(raw, server_hostname="127.0.0.1", session=session) as tls,
+    ):
+        tls.sendall(b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        data = b""
+        with suppress(ConnectionError):
+            while piece := tls.recv(65_536):
+                data += piece
+        return tls.session, data
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_session_does_not_outlive_its_authority(serve: Serve, files: Files, version: ssl.TLSVersion) -> None:
+    instance = Instance()
+    client_ca = files.write("clients.pem", files.ca.cert_pem.bytes())
+    listen = listening(**files.certificate("front"), client_ca_file=client_ca)
+    context = client_side(files.ca_file, files.certificate("mine", "me"))
+    context.maximum_version = version
+    async with plain_instance(instance) as url, serve(url, listen=listen) as app:
+        session, data = await asyncio.to_thread(visit, app.port, context, None)
+        assert data.startswith(b"HTTP/1.1 200")
+        files.write("clients.pem", files.other_ca.cert_pem.bytes())
+        app.security.reload()
+        try:
+            _, data = await asyncio.to_thread(visit, app.port, context, session)
+        except (ssl.SSLError, ConnectionError):
+            data = b""
+        assert data == b""
+        assert len(instance.heads) == 1
 
 
 async def test_a_websocket_goes_through_tls_on_both_sides(serve: Serve, files: Files) -> None:
@@ -351,6 +448,34 @@ async def test_an_instance_that_is_not_trusted_gets_no_request_and_the_log_says_
     assert instance.heads == instance.probes == []
 
 
+async def test_a_fleet_that_is_not_trusted_is_not_ready_and_says_why(
+    serve: Serve, files: Files, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        tls_instance(Instance(), server_side(files.certificate("gpu", ca=files.other_ca))) as url,
+        serve(
+            url, instance={"tls": {"ca_file": files.ca_file}}, health={"interval_s": 0.01, "fall": 3}, admin={"port": 0}
+        ) as app,
+        RawClient(app.url) as client,
+        RawClient(app.admin_url or "") as admin,
+    ):
+        await until(lambda: any("gpu-0 is down" in line for line in lines(caplog)))
+        for _ in range(3):
+            n_probes = _n_untrusted((await admin.request("GET", "/metrics")).body)
+            while _n_untrusted((await admin.request("GET", "/metrics")).body) < n_probes + 3:
+                await asyncio.sleep(0)
+            assert (await client.request("GET", "/health")).status == 503
+            assert (await admin.request("GET", "/readyz")).status == 503
+        (shown,) = json.loads((await admin.request("GET", "/instances")).body)
+        assert (shown["state"], shown["failure"]) == ("down", "untrusted")
+        assert shown["failure_reason"].startswith("its certificate was refused: ")
+
+
+def _n_untrusted(exposition: bytes) -> float:
+    series = b'prefixroute_probes_total{outcome="untrusted",upstream="gpu-0"} '
+    return float(next(line for line in exposition.splitlines() if line.startswith(series)).removeprefix(series))
+
+
 async def test_another_instance_serves_while_one_is_not_trusted(serve: Serve, files: Files, until: Until) -> None:
     bad, good = Instance(), Instance()
     context = server_side(files.certificate("gpu"))
@@ -388,22 +513,22 @@ async def test_an_instance_behind_a_unix_socket_is_probed_and_served(
     key.write_text("sk-own")
     # Within the length that sockets' paths may have.
     monkeypatch.chdir(tmp_path)
-    socket = Path(f"/tmp/prefixroute-test-{os.getpid()}.sock")
-    server = await asyncio.start_unix_server(instance.serve, socket)
+    path = Path(f"/tmp/prefixroute-test-{os.getpid()}.sock")
+    server = await asyncio.start_unix_server(instance.serve, path)
     try:
-        async with server, serve(f"unix:{socket}", instance={"api_key_file": str(key)}, admin={"port": 0}) as app:
+        async with server, serve(f"unix:{path}", instance={"api_key_file": str(key)}, admin={"port": 0}) as app:
             await until(lambda: len(instance.probes) >= 2)
             for _ in range(2):
                 assert (await ask(app))[0] == 200
             reader, writer = await asyncio.open_connection("127.0.0.1", app.admin_port)
             writer.write(b"GET /instances HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            assert f'"url":"unix:{socket}"'.encode() in await reader.read()
+            assert f'"url":"unix:{path}"'.encode() in await reader.read()
             writer.close()
             for head in instance.heads + instance.probes:
                 assert head.lower().count(b"\r\nhost: localhost\r\n") == 1
                 assert b"Authorization: Bearer sk-own\r\n" in head
     finally:
-        socket.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 async def test_a_unix_socket_that_is_not_there_is_an_instance_that_refuses(serve: Serve, tmp_path: Path) -> None:
@@ -422,3 +547,19 @@ async def test_the_admin_port_can_speak_tls(serve: Serve, files: Files) -> None:
         writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
+
+
+async def test_explain_says_that_a_certificate_was_refused_and_takes_an_authority(serve: Serve, files: Files) -> None:
+    admin = {"port": 0, "tls": files.certificate("admin")}
+    async with serve("http://127.0.0.1:9", admin=admin) as app:
+        url = app.admin_url or ""
+        with pytest.raises(ExplainError) as caught:
+            await asyncio.to_thread(ask_ladder, url)
+        assert str(caught.value).startswith(f"the certificate of {url} was refused: ")
+        assert "--ca-file" in str(caught.value)
+        assert "gaps" in await asyncio.to_thread(partial(ask_ladder, url, tls=trusting(files.ca_file, "--ca-file")))
+        with pytest.raises(ConfigError, match=r"--ca-file: .*nowhere\.pem: no such file"):
+            trusting(str(files.folder / "nowhere.pem"), "--ca-file")
+    async with serve("http://127.0.0.1:9", admin={"port": 0}) as app:
+        with pytest.raises(ExplainError, match=r"^no TLS with https://.* \(is it an http:// port\?\)$"):
+            await asyncio.to_thread(ask_ladder, (app.admin_url or "").replace("http:", "https:"))

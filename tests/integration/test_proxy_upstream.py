@@ -6,7 +6,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ import trustme
 from prefixroute.core.fleet import Instance
 from prefixroute.errors import UpstreamBrokenError, UpstreamUnreachableError
 from prefixroute.http.upstream import ConnectionLimits, Upstream, UpstreamRequest
+from prefixroute.http.upstream.place import place_of
+from prefixroute.http.upstream.pool import Pool
+from prefixroute.names import Names
 from prefixroute.testing import Call, FakeUpstream
 from prefixroute.testing.upstream import raw_answer
 
@@ -73,7 +76,6 @@ async def test_a_certificate_that_nobody_vouches_for_is_no_connection() -> None:
             await send(upstream, f"https://localhost:{server.sockets[0].getsockname()[1]}")
     server.close()
     assert str(caught.value) == "gpu-0: its certificate was refused (unable to get local issuer certificate)"
-    assert caught.value.nothing_sent
     assert not caught.value.timed_out
 
 
@@ -452,3 +454,185 @@ async def test_whoever_cannot_take_an_early_hint_is_told_as_itself() -> None:
         with pytest.raises(ConnectionResetError):
             await upstream.send(Instance("gpu-0", fake.url, 0), GET, on_interim=gone)
         await fake.wait_connections(0)
+
+
+async def test_who_accepts_and_closes_at_once_was_sent_nothing() -> None:
+    """A balancer in front of a server that is gone: the close is known before the request is written."""
+    async with FakeUpstream(answering(KEPT)) as fake:
+        pool = Pool("gpu-0", fake.url, place_of(fake.url), ConnectionLimits(), Names())
+        link = await pool.connect()
+        assert link.transport is not None
+        link.transport.close()
+        waiter = link.ask(
+            b"GET", kept=False, has_body=False, uploads=False, switches=False, on_interim=None, idle_timeout_s=None
+        )
+        link.write(b"GET / HTTP/1.1\r\n\r\n")
+        with pytest.raises(UpstreamUnreachableError, match="closed at once"):
+            await waiter
+        await pool.close()
+        assert fake.calls == []
+
+
+async def test_a_connection_kept_ready_may_turn_out_closed_like_any_kept_one() -> None:
+    async def closes_idle_ones(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        began_s = asyncio.get_running_loop().time()
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                if asyncio.get_running_loop().time() - began_s > 0.1:
+                    break
+                writer.write(KEPT + b"\r\n\r\nok")
+        writer.transport.abort()
+
+    server = await asyncio.start_server(closes_idle_ones, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with upstream_of(n_warm=2) as upstream:
+        assert await send(upstream, url) == b"ok"
+        await asyncio.sleep(0.3)
+        faults = []
+        for _ in range(3):
+            try:
+                await send(upstream, url)
+            except UpstreamBrokenError as fault:
+                faults.append(fault.reused)
+        assert faults
+        assert all(faults)
+    server.close()
+
+
+async def test_an_instance_that_stops_in_the_middle_of_a_large_body_ends_the_attempt() -> None:
+    """It has said that it will say no more, and takes no more either."""
+
+    async def stops(call: Call) -> None:
+        await call.read(1000)
+        call.half_close()
+        await asyncio.sleep(3600)
+
+    async with FakeUpstream(stops, by_hand=True) as fake, upstream_of() as upstream:
+        with pytest.raises(UpstreamBrokenError):
+            await send(upstream, fake.url, UpstreamRequest("POST", "/x", [], b"x" * 12_000_000))
+
+
+async def test_an_attempt_that_is_given_up_leaves_the_next_one_on_its_connection_alone() -> None:
+    async def answers(call: Call) -> None:
+        if call.target == "/hold":
+            await asyncio.sleep(0.1)
+        await call.send(KEPT + b"\r\n\r\nok")
+
+    async with FakeUpstream(answers) as fake, upstream_of() as upstream:
+        instance = Instance("gpu-0", fake.url, 0)
+        await send(upstream, fake.url)
+        asking = asyncio.create_task(upstream.send(instance, GET))
+        link = None
+        while link is None or link._waiter is not None:  # until its answer is here, whole
+            await asyncio.sleep(0)
+            link = next(iter(upstream._pools["gpu-0"]._links), None)
+        holding = asyncio.create_task(send(upstream, fake.url, UpstreamRequest("GET", "/hold", [], None)))
+        asking.cancel()
+        assert await holding == b"ok"
+        assert len(fake.calls) == 3
+
+
+async def test_a_body_stops_before_its_attempt_is_over() -> None:
+    """Somebody else may read the rest of it then."""
+    is_reading = False
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal is_reading
+        is_reading = True
+        try:
+            yield b"x"
+            await asyncio.sleep(3600)
+        finally:
+            is_reading = False
+
+    async def garbles(call: Call) -> None:
+        await call.read(1)
+        await call.send(b"HTTP/1.1 200 OK\r\nno field\r\n\r\n")
+        await call.wait_disconnected()
+
+    async with FakeUpstream(garbles, by_hand=True) as fake, upstream_of() as upstream:
+        with pytest.raises(UpstreamBrokenError, match="not valid HTTP"):
+            await upstream.send(Instance("gpu-0", fake.url, 0), UpstreamRequest("POST", "/x", [], body, 10))
+        assert not is_reading
+
+
+async def test_whatever_a_body_raises_ends_the_attempt() -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x"
+        raise RuntimeError("odd")
+
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of() as upstream:
+        with pytest.raises(RuntimeError, match="odd"):
+            await upstream.send(Instance("gpu-0", fake.url, 0), UpstreamRequest("POST", "/x", [], body, 10))
+
+
+async def test_no_descriptor_for_a_second_hold_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("os.dup", full)
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of() as upstream:
+        assert await send(upstream, fake.url, UpstreamRequest("POST", "/x", [], b"x" * 100_000)) == b"ok"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as Linux names the options")
+async def test_a_machine_that_vanishes_is_noticed_by_the_kernel() -> None:
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of() as upstream:
+        await send(upstream, fake.url)
+        (link,) = upstream._pools["gpu-0"]._links
+        assert link.transport is not None
+        raw = link.transport.get_extra_info("socket")
+        assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 503])
+async def test_who_refuses_a_body_may_not_have_read_it(status: int) -> None:
+    """And would take it for the next request: its connection is not used again."""
+
+    async def refuses(call: Call) -> None:
+        await call.send(b"HTTP/1.1 %d No\r\nContent-Length: 2\r\n\r\nno" % status)
+
+    async with FakeUpstream(refuses, by_hand=True) as fake, upstream_of() as upstream:
+        for request in (UpstreamRequest("POST", "/x", [], b"body"), GET, GET):
+            assert await send(upstream, fake.url, request) == b"no"
+    assert [(call.target, call.reused) for call in fake.calls] == [("/x", False), ("/x", False), ("/x", True)]
+
+
+async def test_who_leaves_reads_no_more_of_what_floods_in() -> None:
+    async def floods(call: Call) -> None:
+        await call.read_body()
+        await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+        with suppress(ConnectionError):
+            while True:
+                await call.send(bytes(1_000_000))
+
+    taken = 0
+
+    def take(piece: bytes, is_last: bool) -> None:
+        nonlocal taken
+        taken += len(piece)
+
+    async with FakeUpstream(floods, by_hand=True) as fake, upstream_of() as upstream:
+        answer = await upstream.send(Instance("gpu-0", fake.url, 0), UpstreamRequest("POST", "/x", [], b"x" * 100_000))
+        pouring = asyncio.create_task(answer.pour(take))
+        while taken < 3_000_000:
+            await asyncio.sleep(0)
+        answer.close()
+        n_taken = taken
+        with pytest.raises(UpstreamBrokenError):
+            await pouring
+        assert taken == n_taken
+        await fake.wait_connections(0)
+
+
+async def test_interim_answers_are_bounded_in_bytes() -> None:
+    async def hints(call: Call) -> None:
+        for _ in range(10):
+            await call.send(b"HTTP/1.1 103 Early Hints\r\nLink: " + b"x" * 60_000 + b"\r\n\r\n")
+        await call.wait_disconnected()
+
+    async with FakeUpstream(hints) as fake, upstream_of() as upstream:
+        with pytest.raises(UpstreamBrokenError, match="too many interim answers"):
+            await upstream.send(Instance("gpu-0", fake.url, 0), GET, on_interim=lambda *_: None)

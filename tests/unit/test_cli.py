@@ -176,7 +176,7 @@ def test_a_broken_file_is_one_line_with_the_place(shell: Shell, command: str) ->
 def test_a_file_that_cannot_be_read_is_one_line(shell: Shell, command: str) -> None:
     (shell.home / "loop").symlink_to("loop")
     for path, problem in (
-        ("none.yaml", "no such file"),
+        ("none.yaml", f"no such file in the working directory, {shell.home}"),
         (".", "is a directory (name the file in it)"),
         ("loop", f"cannot be read: {os.strerror(errno.ELOOP)}"),
         (f"{shell.file('', 'plain')}/config.yaml", "cannot be read: Not a directory"),
@@ -284,7 +284,7 @@ def test_a_check_reads_the_tokenizer(shell: Shell) -> None:
     config = shell.file("tokenizer: {kind: huggingface, path: nowhere}")
     refused(
         shell.run("check", URLS[0], "--config", config),
-        "tokenizer.path: there is no nowhere (a tokenizer.json, or the directory that has it)",
+        f"tokenizer.path: there is no {shell.home}/nowhere (a tokenizer.json, or the directory that has it)",
     )
     shell.file("{", "tokenizer.json")
     config = shell.file("tokenizer: {kind: huggingface, path: tokenizer.json}")
@@ -326,7 +326,8 @@ def test_a_body_that_cannot_be_read_is_one_line(shell: Shell) -> None:
     refused(shell.run("explain", "."), ".: cannot be read: Is a directory")
     refused(
         shell.run("explain", "--ladder", "--token-file", "sk-x"),
-        "there is no file where token_file says (write the file's path there, and the secret into the file)",
+        "there is no file where token_file says (write the file's path there, and the secret into the file; a relative "
+        "path in a configuration file counts from where that file is)",
     )
 
 

@@ -13,13 +13,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from prefixroute.config.file import MAX_FILE_BYTES, parse_json, parse_yaml
 from prefixroute.config.load import MAX_PROBLEMS, instances_from_urls, load_settings, require_instances
 from prefixroute.config.routing import Strategy
 from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import InstanceSettings, KvEventsSettings, Settings
-from prefixroute.config.tables import Table, table_in
+from prefixroute.config.tables import Table, is_path, table_in
 from prefixroute.config.url import instance_name, instance_url
 from prefixroute.errors import ConfigError
 
@@ -448,7 +449,7 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
         ({"routing": {"stratgy": "x"}}, "routing.stratgy: unknown setting; did you mean 'strategy'?"),
         ({"Listen": {}}, "Listen: unknown setting; did you mean 'listen'?"),
         ({"tls": {}}, f"tls: unknown setting (known here: {', '.join(Settings.model_fields)})"),
-        ({"log": {"x\ny": 1}}, r"log.'x\ny': unknown setting (known here: format, level, access)"),
+        ({"log": {"x\ny": 1}}, r"log.'x\ny': unknown setting (known here: format, level, access, client_address)"),
         (
             {"listen": {"x" * 99: 1}},
             f"listen.{'x' * 60}…: unknown setting (known here: host, port, tls, api_keys_file, cors)",
@@ -1086,3 +1087,77 @@ def test_a_bad_certificate_is_told_in_one_line(certificates: Certificates, files
     tls = {"cert_file": certificates.cert, "key_file": certificates.key}
     tls |= {name: path.format(**names) for name, path in files.items()}
     assert problem({"listen": {"tls": tls}}).startswith(f"listen.tls.{line.format(**names)}")
+
+
+# Paths
+
+
+def test_every_path_of_a_file_counts_from_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of variables and of the command line from the working directory, as everywhere."""
+    home = tmp_path / "etc"
+    home.mkdir()
+    (home / "keys").write_text("sk-0123456789abcdef\n")
+    (home / "token").write_text("t0ken")
+    monkeypatch.chdir(tmp_path)
+    Path("env-token").write_text("t0ken")
+    path = Path("etc", "router.json")
+    path.write_text(
+        json.dumps(
+            {
+                "listen": {"api_keys_file": "keys"},
+                "admin": {"token_file": f"{home}/token"},
+                "fleet": {"instances": [{"url": "http://a", "api_key_file": "../etc/token"}]},
+                "tokenizer": {"path": "model", "chat_template": "chat.jinja"},
+                "recording": {"path": "rec.jsonl", "key_file": "rec.key"},
+            }
+        )
+    )
+    settings = load_settings(path, environ={})
+    assert settings.listen.api_keys_file == f"{home}/keys"
+    assert settings.admin is not None
+    assert settings.admin.token_file == f"{home}/token"
+    assert settings.fleet.instances[0].api_key_file == f"{home}/../etc/token"
+    assert (settings.tokenizer.path, settings.tokenizer.chat_template) == (f"{home}/model", f"{home}/chat.jinja")
+    assert settings.recording is not None
+    assert (settings.recording.path, settings.recording.key_file) == (f"{home}/rec.jsonl", f"{home}/rec.key")
+    settings = load_settings(
+        path,
+        environ={"PREFIXROUTE_ADMIN__TOKEN_FILE": "env-token"},
+        overrides={"recording": {"path": "rec.jsonl"}},
+    )
+    assert settings.admin is not None
+    assert settings.admin.token_file == "env-token"
+    assert settings.recording is not None
+    assert (settings.recording.path, settings.recording.key_file) == ("rec.jsonl", f"{home}/rec.key")
+
+
+def test_no_setting_that_is_a_path_is_left_out() -> None:
+    """By their names: whoever adds one of them marks it as a path."""
+
+    def fields(table: type[Table], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+        for name, field in table.model_fields.items():
+            yield f"{above}{name}", field
+            if (inner := table_in(field.annotation)) is not None:
+                yield from fields(inner, f"{above}{name}.")
+
+    named = {where for where, _ in fields(Settings) if where.endswith(("_file", ".path", ".chat_template"))}
+    assert {where for where, field in fields(Settings) if is_path(field)} == named - {"fleet.health.path"}
+
+
+def test_a_file_that_is_not_there_is_told_with_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "etc.yaml"
+    path.write_text("listen: {tls: {cert_file: a.pem, key_file: a.key}}")
+    (problem,) = problems_of(lambda: load_settings(path, environ={}))
+    assert problem == f"listen.tls.cert_file: {tmp_path}/a.pem: no such file"
+    variables = {"PREFIXROUTE_LISTEN__TLS__CERT_FILE": "a.pem", "PREFIXROUTE_LISTEN__TLS__KEY_FILE": "a.key"}
+    (problem,) = problems_of(lambda: load_settings(None, environ=variables))
+    assert problem == f"listen.tls.cert_file: a.pem: no such file in the working directory, {tmp_path}"
+    # What is wrong as written stays wrong.
+    path.write_text("listen: {tls: {cert_file: folder/, key_file: ''}}")
+    assert problems_of(lambda: load_settings(path, environ={})) == [
+        "listen.tls.cert_file: must be the path of a file",
+        "listen.tls.key_file: must be the path of a file",
+    ]

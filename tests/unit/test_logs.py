@@ -75,6 +75,17 @@ def knows_llama(model: str) -> bool:
     return model == "llama"
 
 
+def test_a_clients_address_is_told_where_the_record_has_it(lines: Lines) -> None:
+    logger = lines.configure("json")
+    access_log(a_record(), logger, knows_llama)
+    record = a_record()
+    record.client = "192.0.2.7"
+    access_log(record, logger, knows_llama)
+    without, told = lines.objects
+    assert "client" not in without
+    assert told["client"] == "192.0.2.7"
+
+
 def test_a_request_is_one_line_of_text(lines: Lines) -> None:
     access_log(a_record(), lines.configure(), knows_llama)
 

@@ -36,6 +36,8 @@ FAMILIES = {
     "prefixroute_prompts_without_key_total": ("counter", {"cause"}),
     "prefixroute_attempts_total": ("counter", {"outcome"}),
     "prefixroute_unread_requests_total": ("counter", {"cause"}),
+    "prefixroute_refused_requests_total": ("counter", {"code"}),
+    "prefixroute_tls_handshake_failures_total": ("counter", {"plane"}),
     "prefixroute_client_disconnects_total": ("counter", set[str]()),
     "prefixroute_in_flight": ("gauge", {"upstream"}),
     "prefixroute_pending_prefill_tokens": ("gauge", {"upstream"}),
@@ -458,3 +460,21 @@ def test_two_routers_in_one_process_share_nothing(router: Router) -> None:
 
 def test_the_process_is_shown(metrics: Metrics) -> None:
     assert b"process_resident_memory_bytes" in metrics.exposition()[0]
+
+
+def test_refused_requests_are_counted_by_the_code_of_the_error(metrics: Metrics) -> None:
+    for outcome, error in (
+        (Outcome.REFUSED, "key_limit_exceeded"),
+        (Outcome.REFUSED, "key_limit_exceeded"),
+        (Outcome.REFUSED, "invalid_api_key"),
+        (Outcome.UNREACHABLE, "upstream_unreachable"),
+        (Outcome.OK, None),
+    ):
+        record = a_record()
+        record.outcome, record.error = outcome, error
+        metrics.record(record)
+    text, _ = metrics.exposition()
+    assert [line for line in text.decode().splitlines() if line.startswith("prefixroute_refused_requests_total{")] == [
+        'prefixroute_refused_requests_total{code="key_limit_exceeded"} 2.0',
+        'prefixroute_refused_requests_total{code="invalid_api_key"} 1.0',
+    ]

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from prefixroute.config import Settings, load_settings
+from prefixroute.config import Settings, instances_in_file, load_settings
 from prefixroute.config.live import Change, change
 from prefixroute.errors import ConfigError
+from prefixroute.leaving import Leaving
 from prefixroute.metrics import ReloadOutcome
 from prefixroute.reload import ConfigSource, Reloader
 
@@ -200,3 +201,69 @@ async def test_without_files_there_is_nothing_to_read(caplog: pytest.LogCaptureF
             await asyncio.sleep(0)
         assert one.outcomes.empty()
     assert "nothing to reload" in caplog.text
+
+
+# What it says
+
+
+async def test_who_joined_and_who_left_is_said(
+    source: ConfigSource, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = load_settings(path, environ={})
+
+    def apply(new: Settings) -> Change:
+        nonlocal now
+        made = change(now, new)
+        now = made.settings
+        return made
+
+    caplog.set_level(logging.INFO)
+    reloader = Reloader(source, apply, note=lambda _outcome: None, is_watching=lambda: True)
+    path.write_text("fleet: {instances: [{url: 'http://a:2', name: 'a:1'}, {url: 'http://b:1'}]}\n")
+    await reloader.reload()
+    path.write_text(ONE.replace("http://a", "http://b"))
+    await reloader.reload()
+    await reloader.reload()
+    path.write_text(path.read_text() + "listen: {port: 1}\n")
+    await reloader.reload()
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.INFO] == [
+        "the configuration was taken up; changed: fleet.instances; joined: a:1, b:1; left: a:1",
+        "the configuration was taken up; changed: fleet.instances; left: a:1",
+        "the configuration was read again: nothing has changed",
+        "the configuration was read again: nothing has changed that can be taken up",
+    ]
+
+
+async def test_that_the_command_lines_instances_count_is_said_once_for_each_fleet(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read() -> Settings:
+        return load_settings(path, environ={}, overrides={"fleet": {"instances": [{"url": "http://c:1"}]}})
+
+    now = read()
+    source = ConfigSource(path, read, lambda: instances_in_file(path))
+    source.load()
+    reloader = Reloader(source, lambda new: change(now, new), note=lambda _outcome: None, is_watching=lambda: True)
+    source.tell_outranked()
+    for text in (ONE, TWO, TWO, "", ONE):
+        path.write_text(text)
+        await reloader.reload()
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert told == [f"the instances on the command line count, not those in {path} (fleet.instances)"] * 3
+
+
+def test_an_instance_has_left_when_its_last_request_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    under_way = {"a": 2, "b": 1}
+    caplog.set_level(logging.INFO)
+    leaving = Leaving(lambda: under_way)
+    for name in ("a", "b", "c"):
+        leaving.removed(name)
+    leaving.look()
+    for now in ({"a": 1}, {"a": 1}, {}, {}):
+        under_way = now
+        leaving.look()
+    assert [record.getMessage() for record in caplog.records] == [
+        "c has left: no request is under way there",
+        "b has left: its last request is over",
+        "a has left: its last request is over",
+    ]

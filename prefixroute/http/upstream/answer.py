@@ -33,13 +33,13 @@ class Answer:
         "_fault",
         "_idle_timeout_s",
         "_is_ended",
-        "_is_paused",
         "_kept",
         "_link",
         "_n_kept",
         "_since_s",
         "_timer",
         "headers",
+        "is_paused",
         "reason",
         "status",
         "trailers",
@@ -52,7 +52,8 @@ class Answer:
         self._kept: list[bytes] = []
         self._n_kept = 0
         self._is_ended = False
-        self._is_paused = False
+        self.is_paused = False
+        """Whether who consumes it is slower than it comes."""
         self._fault: BaseException | None = None
         self._end: asyncio.Future[None] | None = None
         self._since_s = 0.0
@@ -89,7 +90,7 @@ class Answer:
         self._consume = consume
         loop = self._link.loop
         self._end = loop.create_future()
-        if self._n_kept > _MAX_KEPT_BYTES and not self._is_paused:
+        if self._n_kept > _MAX_KEPT_BYTES and not self.is_paused:
             self._link.resume_reading()
         if self._idle_timeout_s is not None:
             self._since_s = loop.time()
@@ -122,15 +123,15 @@ class Answer:
 
     def pause(self) -> None:
         """Who consumes is slow: nothing more for now. That is not the instance's silence."""
-        if not self._is_paused:
-            self._is_paused = True
+        if not self.is_paused:
+            self.is_paused = True
             if self._link is not None:
                 self._link.pause_reading()
 
     def resume(self) -> None:
         """Takes `pause` back."""
-        if self._is_paused:
-            self._is_paused = False
+        if self.is_paused:
+            self.is_paused = False
             if self._link is not None:
                 self._since_s = self._link.loop.time()
                 self._link.resume_reading()
@@ -200,7 +201,7 @@ class Answer:
         link = self._link
         if link is None:
             return
-        left_s = limit_s if self._is_paused else self._since_s + limit_s - link.loop.time()
+        left_s = limit_s if self.is_paused else self._since_s + limit_s - link.loop.time()
         if left_s > 0:
             self._timer = link.loop.call_later(left_s, self._watch, limit_s)
             return

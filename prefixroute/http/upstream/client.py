@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from ssl import SSLContext
 
 from prefixroute.core.fleet import Instance
-from prefixroute.errors import PrefixRouteError, UpstreamTimeoutError
+from prefixroute.errors import UpstreamTimeoutError
 from prefixroute.http.headers import RawHeaders, first
 from prefixroute.http.upstream.answer import Answer, Interim
 from prefixroute.http.upstream.link import Link
 from prefixroute.http.upstream.place import place_of
 from prefixroute.http.upstream.pool import ConnectionLimits, Pool
 from prefixroute.http.wire.heads import request_head
+from prefixroute.names import Names
 
 # What surely fits in a socket's buffer, so that it is gone when it is written.
 _WRITE_ONCE_BYTES = 32_768
@@ -49,7 +50,9 @@ class Upstream:
         limits: ConnectionLimits,
         api_keys: Mapping[str, str] | None = None,
         tls: Mapping[str, tuple[SSLContext, str | None]] | None = None,
+        names: Names | None = None,
     ) -> None:
+        self._names = names or Names()
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._limits = limits
@@ -67,16 +70,19 @@ class Upstream:
         """
         pool = self._pool(instance)
         head, body = self._head(pool, instance.name, request), request.body
-        link = (None if fresh or request.switches else pool.take()) or await pool.connect()
+        kept = None if fresh or request.switches else pool.take()
+        link = kept or await pool.connect()
         is_streamed = callable(body)
         waiter = link.ask(
             request.method.encode("ascii"),
+            kept=kept is not None,
+            has_body=bool(body),
             uploads=is_streamed,
             switches=request.switches,
             on_interim=on_interim,
             idle_timeout_s=self._idle_timeout_s,
         )
-        timer = _Limit(link)
+        timer = _Limit(link, waiter)
         try:
             if callable(body):
                 link.write(head)
@@ -95,7 +101,13 @@ class Upstream:
                 self._await_answer(timer)
             answer = await waiter
         except BaseException:
-            link.abort()
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                # The answer came in the turn in which it was given up. If it is complete, the connection may be
+                # another request's by now.
+                waiter.result().close()
+            else:
+                waiter.cancel()
+                link.abort()
             raise
         finally:
             timer.stop()
@@ -145,7 +157,7 @@ class Upstream:
         if pool is None or pool.url != instance.url:
             self.forget(name)
             place = place_of(instance.url, *self._tls.get(name, ()))
-            pool = self._pools[name] = Pool(name, instance.url, place, self._limits)
+            pool = self._pools[name] = Pool(name, instance.url, place, self._limits, self._names)
         return pool
 
     def _head(self, pool: Pool, name: str, request: UpstreamRequest) -> bytes:
@@ -187,8 +199,8 @@ class Upstream:
                     limit.stop()
             if chunked:
                 link.write(b"0\r\n\r\n")
-        except (PrefixRouteError, OSError) as fault:
-            # The client's doing. An answer that is already under way will never be whole, either.
+        except Exception as fault:  # noqa: BLE001  it is raised again where the answer is waited for
+            # Mostly the client's doing. An answer that is already under way will never be whole, either.
             link.give_up(fault)
             return
         link.uploaded()
@@ -201,15 +213,16 @@ class Upstream:
 class _Limit:
     """One limit at a time on how long the instance may keep the beginning of its answer waiting."""
 
-    __slots__ = ("_link", "_timer")
+    __slots__ = ("_link", "_timer", "_waiter")
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, waiter: asyncio.Future[Answer]) -> None:
         self._link = link
+        self._waiter = waiter
         self._timer: asyncio.TimerHandle | None = None
 
     def run(self, seconds: float | None, text: str) -> None:
         """After so long without `stop`, or an answer, the attempt ends with `text`."""
-        if seconds is not None and not self._link.is_answered:
+        if seconds is not None and not self._waiter.done():
             self._timer = self._link.loop.call_later(seconds, self._end, text.format(seconds))
 
     def stop(self) -> None:
@@ -218,7 +231,7 @@ class _Limit:
             self._timer = None
 
     def _end(self, text: str) -> None:
-        if not self._link.is_answered:
+        if not self._waiter.done():
             self._link.give_up(UpstreamTimeoutError(f"{self._link.name}: {text}"))
 
 

@@ -7,19 +7,34 @@ it is a tunnel and no longer this module's.
 import asyncio
 import os
 import select
+import socket
+import sys
+from contextlib import suppress
 from enum import Enum
 from typing import Protocol
 
-from prefixroute.errors import UpstreamBrokenError
-from prefixroute.http.headers import MAX_FULL_HEADERS
+from prefixroute.errors import UpstreamBrokenError, UpstreamError, UpstreamUnreachableError
 from prefixroute.http.upstream.answer import Answer, GarbledAnswerError, Interim
 from prefixroute.http.wire.bodies import BodyReader, answer_body
-from prefixroute.http.wire.heads import HEAD_END, AnswerHead, MalformedError, parse_answer_head
+from prefixroute.http.wire.heads import AnswerHead, MalformedError
+from prefixroute.http.wire.reading import HeadReader, Keeping, keeping
 
 # An instance that goes on with interim answers for longer than this makes work for nothing.
 _MAX_INTERIM = 64
+_MAX_INTERIM_BYTES = 262_144
 _READ_REST_BYTES = 65_536
+_MAX_REST_BYTES = 1_048_576
+# A machine that vanishes says nothing, and a prefill may be silent for minutes. Its kernel answers for it meanwhile.
+_KEEP_ALIVE: tuple[tuple[tuple[int, int], int], ...] = ()
+if sys.platform == "linux":
+    _KEEP_ALIVE = (
+        ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+        ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 30),
+        ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
+        ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
+    )
 _SWITCHING = 101
+_REFUSED = 400
 
 
 class _State(Enum):
@@ -51,19 +66,21 @@ class Link(asyncio.Protocol):
         """Sent on it so far, the one under way included."""
         self.idle_until_s = 0.0
         """While it is kept: when it is no longer to be used."""
-        self.keep_alive_s: float | None = None
-        """How long the server said it would keep it."""
-        self.n_left: int | None = None
-        """How many more requests the server said it would take."""
+        self.keeping = Keeping(False)
+        """What the server said of it last."""
         self.transport: asyncio.Transport | None = None
         self._keeper = keeper
-        self._max_header_bytes = max_header_bytes
-        self._max_head_bytes = max_header_bytes * MAX_FULL_HEADERS
+        self._reader = HeadReader(max_header_bytes)
         self._state = _State.IDLE
         self._method = b""
-        self._head = b""
-        self._n_interim = 0
+        self._rest = b""
+        """What came behind a 101."""
+        self._n_interim = self._n_interim_bytes = 0
         self._heard = False
+        self._was_kept = False
+        self._has_body = False
+        self._is_sent = False
+        """Whether any byte of a request was given to the loop."""
         self._on_interim: Interim | None = None
         self._idle_timeout_s: float | None = None
         self._waiter: asyncio.Future[Answer] | None = None
@@ -72,7 +89,6 @@ class Link(asyncio.Protocol):
         self._is_uploading = False
         self._upload: asyncio.Task[None] | None = None
         self._switches = False
-        self._may_keep = False
         self._is_reading_paused = False
         self._spare: int | None = None
         self._poll: select.poll | None = None
@@ -85,6 +101,8 @@ class Link(asyncio.Protocol):
         self,
         method: bytes,
         *,
+        kept: bool,
+        has_body: bool,
         uploads: bool,
         switches: bool,
         on_interim: Interim | None,
@@ -92,16 +110,18 @@ class Link(asyncio.Protocol):
     ) -> asyncio.Future[Answer]:
         """To be called right before a request is written. The future gets the answer once its head is here.
 
-        `uploads`: the body is written piece by piece, until `uploaded`. `switches`: another protocol is asked for.
+        `kept`: the connection was not made for this request. `uploads`: the body is written piece by piece, until
+        `uploaded`. `switches`: another protocol is asked for.
         """
         if self._state is not _State.IDLE:
             raise RuntimeError("the connection is in use")
         self._state = _State.HEAD
         self.n_requests += 1
         self._method = method
-        self._head = b""
-        self._n_interim = 0
+        self._n_interim = self._n_interim_bytes = 0
         self._heard = False
+        self._was_kept = kept
+        self._has_body = has_body
         self._on_interim = on_interim
         self._idle_timeout_s = idle_timeout_s
         self._is_uploading = uploads
@@ -113,6 +133,7 @@ class Link(asyncio.Protocol):
         """Nothing is written on a connection that is gone: who waits for the answer has been told."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
+            self._is_sent = True
             transport.write(data)
 
     async def writable(self) -> None:
@@ -132,13 +153,9 @@ class Link(asyncio.Protocol):
         self._is_uploading = False
         self._upload = None
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether the head of the answer is here, or never will be."""
-        return self._state is not _State.HEAD
-
     def give_up(self, fault: BaseException) -> None:
         """Ends what is under way with `fault`, and the connection."""
+        self._stop_upload()
         self._tell(fault)
         self.abort()
 
@@ -154,7 +171,8 @@ class Link(asyncio.Protocol):
         return not self._poll.poll(0)
 
     def abort(self) -> None:
-        """Closes it at once."""
+        """Closes it at once. Nothing more of what the instance says is of interest."""
+        self._drop_spare()
         if self.transport is not None:
             self.transport.abort()
 
@@ -177,11 +195,12 @@ class Link(asyncio.Protocol):
         """
         transport = self.transport
         if self._spare is None and transport is not None and transport.get_extra_info("sslcontext") is None:
-            self._spare = os.dup(transport.get_extra_info("socket").fileno())
+            with suppress(OSError):  # no descriptor is left: it goes without
+                self._spare = os.dup(transport.get_extra_info("socket").fileno())
 
     def detach(self) -> tuple[asyncio.Transport, bytes]:
         """After a 101: the transport, not being read, and what came behind the head. Both are the caller's now."""
-        transport, rest = self.transport, self._head
+        transport, rest = self.transport, self._rest
         if transport is None:
             raise UpstreamBrokenError(f"{self.name}: connection lost")
         self.transport = None
@@ -192,6 +211,10 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # of a stream, it is one
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            for option, value in _KEEP_ALIVE:
+                raw.setsockopt(*option, value)
 
     def data_received(self, data: bytes) -> None:
         state = self._state
@@ -208,16 +231,27 @@ class Link(asyncio.Protocol):
             self.give_up(GarbledAnswerError(f"{self.name}: the answer is not valid HTTP ({error})"))
 
     def eof_received(self) -> None:
-        """The instance has nothing more to say: the transport closes, and `connection_lost` follows."""
+        """The instance has nothing more to say: the transport closes, and `connection_lost` follows.
+
+        But not before it has taken what is written, and it may never.
+        """
+        transport = self.transport
+        if transport is not None and transport.get_write_buffer_size():
+            self._end_of_answers(None)
+            transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._read_rest()
+        self._end_of_answers(exc)
+        self.transport = None
+        self._gone()
+
+    def _end_of_answers(self, exc: BaseException | None) -> None:
         if self._state is _State.BODY and self._body is not None and exc is None and self._body.end_of_connection():
             self._complete(b"")
         else:
+            self._stop_upload()
             self._tell(self._loss(exc))
-        self.transport = None
-        self._gone()
 
     def pause_writing(self) -> None:
         self.is_write_paused = True
@@ -229,27 +263,14 @@ class Link(asyncio.Protocol):
     # ------------------------------------------------------------------ reading
 
     def _read_head(self, data: bytes) -> None:
-        block = self._head + data if self._head else data
-        while True:
-            end = block.find(HEAD_END)
-            if end < 0:
-                if len(block) > self._max_head_bytes:
-                    raise MalformedError("the head is too long")
-                if block and not b"HTTP/1.".startswith(block[:7]):
-                    raise MalformedError("no status line of HTTP/1")
-                self._head = block
-                return
-            end += len(HEAD_END)
-            if end > self._max_head_bytes:
-                raise MalformedError("the head is too long")
-            head = parse_answer_head(block[:end])
-            if end > self._max_header_bytes and any(map(self._is_long, head.headers)):
-                raise MalformedError("a header is too long")
-            block = block[end:]
+        while (read := self._reader.feed(data)) is not None:
+            head, data = read
             if head.status >= 200 or head.status == _SWITCHING:
-                break
+                self._begin(head, data)
+                return
             self._n_interim += 1
-            if self._n_interim > _MAX_INTERIM:
+            self._n_interim_bytes += sum(len(name) + len(value) for name, value in head.headers)
+            if self._n_interim > _MAX_INTERIM or self._n_interim_bytes > _MAX_INTERIM_BYTES:
                 raise MalformedError("too many interim answers")
             if self._on_interim is not None:
                 try:
@@ -258,22 +279,18 @@ class Link(asyncio.Protocol):
                     # Its own reader has gone, which is not this connection's loss.
                     self.give_up(fault)
                     return
-        self._begin(head, block)
-
-    def _is_long(self, header: tuple[bytes, bytes]) -> bool:
-        return len(header[0]) + len(header[1]) > self._max_header_bytes
 
     def _begin(self, head: AnswerHead, rest: bytes) -> None:
         if head.status == _SWITCHING:
             if not self._switches:
                 raise MalformedError("switched to a protocol that was not asked for")
             # A tunnel: what follows is not ours to read.
-            self._head = rest
+            self._rest = rest
             self.pause_reading()
         else:
-            self._head = b""
             self._body = answer_body(head, self._method)
-            self._may_keep = self._is_kept(head)
+            # Who refuses a request may not have read its body, and take it for the next one: nobody can tell.
+            self.keeping = Keeping(False) if self._has_body and head.status >= _REFUSED else keeping(head)
         self._state = _State.BODY
         self._answer = Answer(self, head, self._idle_timeout_s)
         waiter, self._waiter = self._waiter, None
@@ -287,31 +304,6 @@ class Link(asyncio.Protocol):
             self._complete(b"")
         elif rest:
             self._feed(rest)
-
-    def _is_kept(self, head: AnswerHead) -> bool:
-        """Whether the server keeps the connection after this answer, by what it says."""
-        is_kept = head.minor == 1
-        for name, value in head.headers:
-            if len(name) != 10:
-                continue
-            key = name.lower()
-            if key == b"connection":
-                tokens = [token.strip() for token in value.lower().split(b",")]
-                if b"close" in tokens:
-                    return False
-                is_kept = is_kept or b"keep-alive" in tokens
-            elif key == b"keep-alive":
-                self._read_keep_alive(value)
-        return is_kept
-
-    def _read_keep_alive(self, value: bytes) -> None:
-        for parameter in value.split(b","):
-            name, _, number = parameter.strip().partition(b"=")
-            if number.isdigit() and len(number) < 10:
-                if name.lower() == b"timeout":
-                    self.keep_alive_s = float(number)
-                elif name.lower() == b"max":
-                    self.n_left = int(number)
 
     def _feed(self, data: bytes) -> None:
         body, answer = self._body, self._answer
@@ -337,20 +329,21 @@ class Link(asyncio.Protocol):
             return
         # An instance that answered before it had all of the request may never read the rest.
         is_all_sent = not self._is_uploading and not transport.get_write_buffer_size()
-        if self._may_keep and is_all_sent and not body.rest and not transport.is_closing():
+        if self.keeping.is_kept and is_all_sent and not body.rest and not transport.is_closing():
             self.resume_reading()
             self._keeper.release(self)
         else:
             transport.abort()
 
-    def _loss(self, exc: BaseException | None) -> UpstreamBrokenError:
+    def _loss(self, exc: BaseException | None) -> UpstreamError:
         kind = "closed" if exc is None else type(exc).__name__
         if self._state is _State.BODY:
             return UpstreamBrokenError(f"{self.name}: answer broke off ({kind})")
         if self._heard:
             return GarbledAnswerError(f"{self.name}: the head of the answer broke off ({kind})")
-        text = f"{self.name}: connection lost before an answer ({kind})"
-        return UpstreamBrokenError(text, reused=self.n_requests > 1)
+        if not self._is_sent and not self._was_kept:
+            return UpstreamUnreachableError(f"{self.name}: closed at once")
+        return UpstreamBrokenError(f"{self.name}: connection lost before an answer ({kind})", reused=self._was_kept)
 
     def _tell(self, fault: BaseException) -> None:
         waiter, self._waiter = self._waiter, None
@@ -380,12 +373,17 @@ class Link(asyncio.Protocol):
         self._writable = None
 
     def _read_rest(self) -> None:
+        n_left = _MAX_REST_BYTES
         while self._spare is not None:
+            if n_left <= 0:
+                self._drop_spare()  # an early answer is short; whoever sends more of it is not read in one go
+                return
             try:
                 data = os.read(self._spare, _READ_REST_BYTES)
             except OSError:
                 data = b""
             if data:
+                n_left -= len(data)
                 self.data_received(data)
             else:
                 self._drop_spare()

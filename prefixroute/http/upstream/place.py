@@ -6,7 +6,6 @@ import ipaddress
 import os
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +14,15 @@ from urllib.parse import urlsplit
 from aiohappyeyeballs import start_connection
 
 from prefixroute.errors import UpstreamUnreachableError, UpstreamUntrustedError
+from prefixroute.names import Names
 
 # The next of a name's addresses is tried when one has not answered for this long (RFC 8305, 5).
 _NEXT_ADDRESS_S = 0.25
-# Addresses of a name are asked for again after so long, and at once when none of them could be reached.
-_NAMES_KEPT_S = 10.0
+# A unix socket whose backlog is full says so at once, where TCP would wait.
+_BACKLOG_PAUSE_S = 0.02
 # This machine's faults, which say nothing about the instance.
 _OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-
-_Address = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +73,11 @@ def _is_literal(host: str) -> bool:
 class Connector:
     """Makes connections to one place."""
 
-    def __init__(self, name: str, place: Place, timeout_s: float) -> None:
+    def __init__(self, name: str, place: Place, timeout_s: float, names: Names) -> None:
         self._name = name
         self._place = place
         self._timeout_s = timeout_s
-        self._addresses: list[_Address] = []
-        self._addresses_until_s = 0.0
+        self._names = names
 
     async def connect(self, make: Callable[[], asyncio.Protocol]) -> None:
         """A connection for the protocol that `make` makes. Raises UpstreamUnreachableError."""
@@ -89,7 +86,7 @@ class Connector:
             async with limit:
                 await self._connect(make)
         except (OSError, ssl.CertificateError) as error:
-            self._addresses_until_s = 0.0
+            self._names.doubt(self._place.host, self._place.port)
             if isinstance(error, TimeoutError) and limit.expired():
                 raise UpstreamUnreachableError(
                     f"{self._name}: no connection within connect_timeout_s ({self._timeout_s:g} s)", timed_out=True
@@ -108,25 +105,28 @@ class Connector:
         if place.tls is not None:
             tls = {"ssl": place.tls, "server_hostname": place.server_name}
         if place.path is not None:
-            await loop.create_unix_connection(make, place.path)
+            await self._connect_unix(make, place.path)
         elif place.is_literal:
             await loop.create_connection(make, place.host, place.port, **tls)
         else:
-            sock = await start_connection(await self._resolved(), happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
+            addresses = await self._names.addresses(place.host, place.port)
+            sock = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
             try:
                 await loop.create_connection(make, sock=sock, **tls)
             except BaseException:
                 sock.close()
                 raise
 
-    async def _resolved(self) -> list[Any]:
-        if time.monotonic() >= self._addresses_until_s:
-            place = self._place
-            self._addresses = await asyncio.get_running_loop().getaddrinfo(
-                place.host, place.port, type=socket.SOCK_STREAM
-            )
-            self._addresses_until_s = time.monotonic() + _NAMES_KEPT_S
-        return self._addresses
+    @staticmethod
+    async def _connect_unix(make: Callable[[], asyncio.Protocol], path: str) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await loop.create_unix_connection(make, path)
+            except BlockingIOError:
+                await asyncio.sleep(_BACKLOG_PAUSE_S)
+            else:
+                return
 
 
 def _cause(error: OSError) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from prefixroute.errors import UpstreamUnreachableError
 from prefixroute.http.upstream.link import Link
 from prefixroute.http.upstream.place import Connector, Place
+from prefixroute.names import Names
 
 _log = logging.getLogger(__name__)
 
@@ -31,13 +32,13 @@ class Pool:
     There is no cap: a request never waits for another's connection.
     """
 
-    def __init__(self, name: str, url: str, place: Place, limits: ConnectionLimits) -> None:
+    def __init__(self, name: str, url: str, place: Place, limits: ConnectionLimits, names: Names) -> None:
         self.url = url
         self.place = place
         self._name = name
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._connector = Connector(name, place, limits.connect_timeout_s)
+        self._connector = Connector(name, place, limits.connect_timeout_s, names)
         self._idle: list[Link] = []
         """Longest kept first."""
         self._links: set[Link] = set()
@@ -71,7 +72,8 @@ class Pool:
 
         await self._connector.connect(make)
         link = made[-1]
-        if link.transport is None:
+        if link.transport is None or link.transport.is_closing():
+            link.abort()
             # It was lost while the loop was still telling us of it.
             raise UpstreamUnreachableError(f"{self._name}: closed at once")
         self._links.add(link)
@@ -82,13 +84,13 @@ class Pool:
         if (
             self._is_closed
             or (limits.max_requests is not None and link.n_requests >= limits.max_requests)
-            or (link.n_left is not None and link.n_left <= 0)
+            or (link.keeping.n_left is not None and link.keeping.n_left <= 0)
         ):
             link.abort()
             return
         keep_s = limits.keepalive_s
-        if link.keep_alive_s is not None:
-            keep_s = min(keep_s, link.keep_alive_s - _KEEP_ALIVE_MARGIN_S)
+        if link.keeping.timeout_s is not None:
+            keep_s = min(keep_s, link.keeping.timeout_s - _KEEP_ALIVE_MARGIN_S)
         self._keep(link, keep_s)
 
     def lost(self, link: Link) -> None:
@@ -122,6 +124,9 @@ class Pool:
             return
         link.idle_until_s = self._loop.time() + keep_s
         self._idle.append(link)
+        if self._sweeper is not None and link.idle_until_s < self._sweeper.when():
+            self._sweeper.cancel()
+            self._sweeper = None
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(keep_s, self._sweep)
 

@@ -18,6 +18,7 @@ NEEDS_RESTART = {
     *("routing.hash_seed", "routing.block_tokens"),
     "tokenizer",
     *("limits.max_header_bytes", "limits.client_head_timeout_s", "limits.client_idle_timeout_s"),
+    "limits.client_stall_timeout_s",
     "limits.exact_index_bytes",
     "log.format",
     "recording",

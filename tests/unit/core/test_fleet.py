@@ -8,7 +8,7 @@ NAMES = ("a", "b", "c")
 LATER_S = 1_000.0
 """When every pause is over."""
 
-REFUSED, TIMEOUT, STATUS = ProbeFailure.REFUSED, ProbeFailure.TIMEOUT, ProbeFailure.STATUS
+REFUSED, TIMEOUT, STATUS, UNTRUSTED = ProbeFailure
 
 
 def make_fleet(*models: frozenset[str] | None, n: int = 3, health: HealthConstants | None = None) -> Fleet:
@@ -58,9 +58,9 @@ def happen(fleet: Fleet, event: str) -> None:
         case "2 probes passed":
             fleet.probe_passed("a")
             fleet.probe_passed("a")
-        case "probe refused" | "probe timeout" | "probe status":
+        case "probe refused" | "probe timeout" | "probe status" | "probe untrusted":
             fleet.probe_failed("a", ProbeFailure(event.removeprefix("probe ")))
-        case "3 probes refused" | "3 probes timeout" | "3 probes status":
+        case "3 probes refused" | "3 probes timeout" | "3 probes status" | "3 probes untrusted":
             fail(fleet, "a", ProbeFailure(event.removeprefix("3 probes ")))
         case "answered":
             fleet.answered("a")
@@ -76,7 +76,8 @@ def happen(fleet: Fleet, event: str) -> None:
 
 STARTING, UP, HALF_OPEN, DOWN, EJECTED = State
 BEFORE = (STARTING, UP, DOWN, EJECTED, HALF_OPEN)
-# One refusal takes an instance down that was never up: it is not there yet, and there is no blip to sit out.
+# One refusal takes an instance down that was never up, on either side: it is not there yet, and there is no blip to sit
+# out.
 # Ejected, the pause says more than a failed probe.
 TRANSITIONS = {
     "probe passed": (UP, UP, DOWN, HALF_OPEN, HALF_OPEN),
@@ -87,6 +88,8 @@ TRANSITIONS = {
     "3 probes timeout": (DOWN, DOWN, DOWN, EJECTED, DOWN),
     "probe status": (STARTING, UP, DOWN, EJECTED, HALF_OPEN),
     "3 probes status": (DOWN, DOWN, DOWN, EJECTED, DOWN),
+    "probe untrusted": (DOWN, UP, DOWN, EJECTED, HALF_OPEN),
+    "3 probes untrusted": (DOWN, DOWN, DOWN, EJECTED, DOWN),
     "answered": (UP, UP, UP, UP, UP),
     "connect failed": (EJECTED, EJECTED, EJECTED, EJECTED, EJECTED),
     "taken": (STARTING, UP, DOWN, HALF_OPEN, HALF_OPEN),
@@ -189,16 +192,17 @@ def test_who_was_never_up_comes_up_with_one_good_probe() -> None:
 
 
 def test_an_answer_does_not_overrule_a_health_check_that_answers_otherwise() -> None:
-    fleet = in_state(State.DOWN, STATUS)
-    fleet.answered("a")
-    assert fleet.state("a").state is State.DOWN
+    for failure in (STATUS, UNTRUSTED):
+        fleet = in_state(State.DOWN, failure)
+        fleet.answered("a")
+        assert fleet.state("a").state is State.DOWN
     fleet = in_state(State.DOWN, TIMEOUT)
     fleet.answered("a")
     assert fleet.state("a").state is State.UP
     assert fleet.state("a").failure is None
 
 
-@pytest.mark.parametrize(("failure", "lost"), [(REFUSED, True), (STATUS, True), (TIMEOUT, False)])
+@pytest.mark.parametrize(("failure", "lost"), [(REFUSED, True), (STATUS, True), (TIMEOUT, False), (UNTRUSTED, True)])
 def test_going_down_tells_whether_the_cache_is_lost(failure: ProbeFailure, lost: bool) -> None:
     fleet = up(make_fleet())
     assert fail(fleet, "a", failure, times=4) == [False, False, lost, False]
@@ -412,6 +416,23 @@ def test_an_ejected_fleet_cannot_serve_while_its_probes_are_refused() -> None:
     assert candidates(fleet, now_s=LATER_S) == "a", "a request may find out sooner than the next probe"
     fleet.probe_passed("a")
     assert fleet.can_serve(LATER_S)
+
+
+def test_an_instance_that_is_not_trusted_never_counts_as_one_that_can_serve() -> None:
+    fleet = make_fleet(n=1)
+    for _ in range(10):
+        fleet.probe_failed("a", UNTRUSTED, "its certificate was refused")
+        assert not fleet.can_serve(LATER_S)
+    assert fleet.state("a").reason == "its certificate was refused"
+    assert candidates(fleet) == "a", "the attempt tells the client why"
+    fleet.probe_passed("a")
+    assert fleet.can_serve(0.0)
+    fail(fleet, "a", UNTRUSTED)
+    fleet.connect_failed("a", 0.0)
+    assert not fleet.can_serve(LATER_S)
+    fleet.taken("a")
+    assert fleet.state("a").state is State.HALF_OPEN
+    assert not fleet.can_serve(LATER_S)
 
 
 # ------------------------------------------------------------------ models

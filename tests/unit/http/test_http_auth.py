@@ -1,15 +1,18 @@
 """Keys, their limits, and who is told apart from whom: no socket, no clock."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixroute.config.api_keys import ApiKey, digest_of, read_api_keys
+from prefixroute.config.api_keys import ApiKey, digest_of, key_file_warnings, read_api_keys
 from prefixroute.errors import ConfigError, UnauthorizedError
 from prefixroute.http.auth import AdminToken, ApiKeys, KeyLimitError, tenant_of
 
+SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
 KEY = b"sk-alice-0123456789abcdef"
 OTHER = b"sk-bob-0123456789abcdef"
 
@@ -129,6 +132,7 @@ def test_retry_after_tells_when_a_request_of_the_key_will_have_ended(keys: ApiKe
     with pytest.raises(KeyLimitError) as caught:
         keys.enter(bearer(KEY))
     assert caught.value.retry_after_s == 12
+    assert str(caught.value) == "this key has 1 request under way, its limit"
 
 
 def test_a_minute_has_so_many_requests_and_retry_after_is_honest(keys: ApiKeys, clock: Clock) -> None:
@@ -217,8 +221,8 @@ def test_the_file_has_keys_names_digests_and_limits(tmp_path: Path) -> None:
         f"bob: sha256:{digest_of(OTHER).hex()} in_flight=8  requests_per_minute=60\r\nsha256:{digest_of(b'z').hex()}\n",
     )
     assert read_api_keys(path) == (
-        ApiKey(f"key-{digest_of(b'sk-plain').hex()[:8]}", digest_of(b"sk-plain")),
-        ApiKey("alice", digest),
+        ApiKey(f"key-{digest_of(b'sk-plain').hex()[:8]}", digest_of(b"sk-plain"), plain_chars=8),
+        ApiKey("alice", digest, plain_chars=len(KEY)),
         ApiKey("alice", digest_of(b"old")),
         ApiKey("bob", digest_of(OTHER), 8, 60),
         ApiKey(f"key-{digest_of(b'z').hex()[:8]}", digest_of(b"z")),
@@ -230,14 +234,18 @@ def test_the_file_has_keys_names_digests_and_limits(tmp_path: Path) -> None:
     [
         ("", "holds no key"),
         ("# nobody\n", "holds no key"),
-        ("alice:sk-secret", "line 1 has a key with characters"),
+        ("alice:sk-secret", "line 1 has a key, its 1st word, with characters"),
+        ("alice: sk-sécret", "line 1 has a key, its 2nd word, with characters"),
         ("ok\nal ice: sk-secret", "line 2 has a name"),
-        ("alice: sk-secret more", "line 1 may have in_flight=N"),
-        ("alice: sk-secret in_flight=0", "line 1 may have in_flight=N"),
+        ("alice: sk-secret more", "line 1 has a 3rd word that is not understood"),
+        ("sk-secret more", "line 1 has a 2nd word that is not understood"),
+        ("alice: sk-secret in_flight=1 secret", "line 1 has a 4th word that is not understood"),
+        ("alice: sk-secret in_flight=0", "line 1 has a 3rd word that is not understood"),
+        (f"alice: sha256:{'0' * 64}  -", "N at least 1; sha256sum writes a - behind the digest: leave it out)"),
         ("alice: sk-secret in_flight=1 in_flight=2", "each once"),
-        ("alice: sha256:sk-secret", "line 1 has no SHA-256"),
+        ("alice: sha256:sk-secret", "line 1 has no SHA-256 behind sha256: in its 2nd word"),
         ("alice: ", "line 1"),
-        ("sk-sécret", "line 1 has a key with characters"),
+        ("sk-sécret", "line 1 has a key, its 1st word, with characters"),
         ("a: sk-secret\nb: sk-secret", "line 2 has a key that an earlier line has"),
         ("a: sk-secret\na: sk-secret2 in_flight=1", "line 2 gives a other limits"),
     ],
@@ -251,6 +259,30 @@ def test_a_wrong_line_is_told_by_its_number_and_never_quoted(tmp_path: Path, tex
     assert words in message
     assert "\n" not in message
     assert "secret" not in message
+
+
+def test_what_makes_keys_easy_to_come_by_is_told_without_them(tmp_path: Path) -> None:
+    path = written(tmp_path, f"alice: {KEY.decode()}\nbob: sk-secret\nsha256:{digest_of(OTHER).hex()}\n")
+    path.chmod(0o640)
+    opened, short = key_file_warnings(path, read_api_keys(path))
+    assert opened.startswith(f"{path} holds plain keys and is open to other users of this machine, its mode is 0640 ")
+    assert short.startswith(f"{path} has keys of fewer than 16 characters, which can be guessed: bob (")
+    assert "secret" not in opened + short
+    path.chmod(0o600)
+    assert list(key_file_warnings(path, read_api_keys(path))) == [short]
+    # Digests may be read: they are no keys. How long these were is nobody's to know.
+    path = written(tmp_path, f"sha256:{digest_of(b'short').hex()}\n")
+    path.chmod(0o644)
+    assert not list(key_file_warnings(path, read_api_keys(path)))
+
+
+def test_the_documented_command_makes_a_digest_that_the_file_takes(tmp_path: Path) -> None:
+    documented = next(line.partition("printf")[2] for line in SECURITY.read_text().splitlines() if "sha256sum" in line)
+    made = subprocess.run(
+        ["sh", "-c", f"printf{documented}"], env={**os.environ, "KEY": KEY.decode()}, check=True, capture_output=True
+    )
+    (key,) = read_api_keys(written(tmp_path, f"bob: sha256:{made.stdout.decode()}"))
+    assert key.digest == digest_of(KEY)
 
 
 def test_a_file_that_is_not_there_is_told_by_its_setting_because_it_may_be_a_key() -> None:

@@ -80,6 +80,11 @@ def test_an_unfit_request_id_is_replaced(sent: bytes) -> None:
     assert made != request_id([(b"x-request-id", sent)])
 
 
+@pytest.mark.parametrize("second", [b"a", b"b", b""])
+def test_of_two_request_ids_neither_is_kept(second: bytes) -> None:
+    assert request_id([(b"x-request-id", b"a"), (b"X-Request-ID", second)]) not in ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("headers", "after"),
     [
