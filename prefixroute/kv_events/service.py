@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Thread
 
 import zmq
 
@@ -102,7 +103,8 @@ class KvEvents:
         finally:
             for name in list(self._running):
                 self._close(name)
-            context.destroy(linger=0)
+            # It waits for libzmq's own threads, and has been seen to wait for long: nothing of ours depends on it.
+            Thread(target=context.destroy, args=(0,), daemon=True).start()
 
     async def _follow(
         self,

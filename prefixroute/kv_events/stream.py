@@ -98,6 +98,7 @@ class Stream:
                     await self._follow(sub, monitor)
             finally:
                 sub.disable_monitor()
+                monitor.close(0)
                 self._tracker.disconnected()
 
     async def _follow(self, sub: _Socket, monitor: _Socket) -> None:

@@ -199,26 +199,32 @@ async def test_a_client_that_takes_nothing_has_left(serve: Serve, n_bytes: int) 
             for _ in range(n_bytes // 100_000):
                 await call.send(bytes(100_000))
 
-    async with FakeUpstream(answers, by_hand=True) as upstream, serve(upstream, **STALL) as app:
-        async with RawClient(app.url, read_bytes=4096) as client:
-            # Many, so that the sockets' buffers do not hold them all.
-            await client.send(head("GET", "/x", None, None) * 40)
-            await client.begin()
-            with pytest.raises(ConnectionError):
-                while True:
-                    await client.send(b"\r\n")
-                    await asyncio.sleep(0.05)
-            await app.proxy.wait_idle()
+    async with (
+        FakeUpstream(answers, by_hand=True) as upstream,
+        serve(upstream, **STALL) as app,
+        RawClient(app.url, read_bytes=4096) as client,
+    ):
+        # Many, so that the sockets' buffers do not hold them all.
+        await client.send(head("GET", "/x", None, None) * 40)
+        await client.begin()
+        with suppress(ConnectionError):
+            while True:
+                await client.send(b"\r\n")
+                await asyncio.sleep(0.05)
+        await app.proxy.wait_idle()
 
 
 async def test_a_client_that_takes_little_is_served(serve: Serve) -> None:
-    async with FakeUpstream(large) as upstream, serve(upstream, **STALL) as app:
-        async with RawClient(app.url, read_bytes=4096) as client:
-            await client.send(head("GET", "/x", None, None))
-            await client.begin()
-            for _ in range(30):
-                await client.read(4096)
-                await asyncio.sleep(0.05)
-            rest = LARGE_BYTES - 30 * 4096
-            while rest:
-                rest -= len(await client.read(min(rest, 65_536)))
+    async with (
+        FakeUpstream(large) as upstream,
+        serve(upstream, **STALL) as app,
+        RawClient(app.url, read_bytes=4096) as client,
+    ):
+        await client.send(head("GET", "/x", None, None))
+        await client.begin()
+        for _ in range(30):
+            await client.read(4096)
+            await asyncio.sleep(0.05)
+        rest = LARGE_BYTES - 30 * 4096
+        while rest:
+            rest -= len(await client.read(min(rest, 65_536)))

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import prefixroute
 
-# What is dated there: the start of a recording, KV events by the publisher's clock, when a configuration was read.
+# What is dated there: the start of a recording, KV events by the publisher's clock, when a configuration was read, and
+# answers of our own.
 WALL_CLOCK = {
     "exact_tokens/template.py",
+    "http/response.py",
     "kv_events/service.py",
     "metrics/facts.py",
     "recording/recorder.py",
