@@ -21,6 +21,7 @@ from prefixroute.http.admin import Admin
 from prefixroute.http.routes import plain_path, route_of
 from prefixroute.http.server import ClientLimits, FrontServer, address, has_fast_parser, listen
 from prefixroute.logs import access_log, set_level
+from prefixroute.memory import give_back
 from prefixroute.parts import Parts, Prepared, body_limits
 from prefixroute.record import RequestRecord
 from prefixroute.recording.recorder import Recorder, start_recorder
@@ -33,6 +34,9 @@ _access = logging.getLogger("prefixroute.access")
 # How long connections have to close once the drain is over: those without a request, and the admin port's.
 _GRACE_S = 0.1
 _UNSENT_POLL_S = 0.02
+# How often it is looked whether so much of large bodies has come that memory is worth giving back.
+_MEMORY_LOOK_S = 3.0
+_MEMORY_STEP_BYTES = 32 * 1024 * 1024
 
 
 class App:
@@ -210,6 +214,7 @@ class App:
                 stack.push_async_callback(admin.shutdown, _GRACE_S)
                 stack.callback(admin_server.close)
             await stack.enter_async_context(background(parts.prober.run(), "prober"))
+            await stack.enter_async_context(background(self._give_back_memory(), "memory"))
             if parts.kv_events is not None:
                 await stack.enter_async_context(background(parts.kv_events.run(), "KV events"))
             if parts.tokens is not None:
@@ -262,6 +267,13 @@ class App:
         if delay_s:
             _log.info("stopping: not ready any more, the port closes in %g s", delay_s)
             await asyncio.sleep(delay_s)
+
+    async def _give_back_memory(self) -> None:
+        while True:
+            await asyncio.sleep(_MEMORY_LOOK_S)
+            if self.proxy.large_body_bytes > _MEMORY_STEP_BYTES:
+                self.proxy.large_body_bytes = 0
+                await asyncio.to_thread(give_back)
 
     async def _drain(self, transports: Sequence[asyncio.Transport]) -> None:
         limit_s = self.settings.drain_timeout_s

@@ -6,6 +6,7 @@ glibc raises its threshold for own mappings to the size of whatever large block 
 
 import ctypes
 import sys
+from contextlib import suppress
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Bodies above it have a mapping of their own, which costs page faults: more than a chat needs, less than images.
@@ -22,3 +23,12 @@ def bound_heap() -> bool:
     except (OSError, AttributeError):
         return False  # musl has no such trouble
     return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES))
+
+
+def give_back() -> None:
+    """Gives back what is free in the middle of the heap: the pieces in which large bodies come leave holes there.
+
+    Takes some milliseconds, during which others wait for memory: now and then, and not on the event loop.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -41,6 +41,8 @@ from prefixroute.record import Outcome, RequestRecord
 
 _log = logging.getLogger(__name__)
 
+# Bodies that come in more pieces than one.
+_LARGE_BYTES = 262_144
 _JSON = (b"Content-Type", b"application/json")
 # Beside any others but TRACE; the instance may allow less.
 _ALLOWED = (b"Allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
@@ -79,6 +81,8 @@ class Proxy:
         self._names_clients = names_clients
         self.n_active = 0
         """Requests under way."""
+        self.large_body_bytes = 0
+        """Of large bodies of requests that are over, until somebody sets it back."""
         self.is_stopping = False
         """Set when the router is about to stop: load balancers that ask here are told to look elsewhere."""
         self.is_cutting_off = False
@@ -148,6 +152,8 @@ class Proxy:
             if visit is not None:
                 visit.leave(ended_s)
             self.n_active -= 1
+            if record.body_bytes > _LARGE_BYTES:
+                self.large_body_bytes += record.body_bytes
             if not self.n_active:
                 self._idle.set()
             self._on_record(record)

@@ -120,9 +120,9 @@ async def test_o29_trickled_uploads_take_little_more_than_what_has_come(commands
         received = n_bodies * len(body)
         # Buffers of sockets have their part besides.
         assert peak_bytes(command) - before < 1.5 * received + 16 * MEBI
-        after = (await scrape(command))["process_resident_memory_bytes"]
-        # What the allocator keeps for the next time is not ours to give back.
-        assert after - before < 0.75 * received
+        # What the allocator keeps for the next time is not ours to give back; the rest is, a moment later.
+        while (await scrape(command))["process_resident_memory_bytes"] - before >= 0.5 * received:
+            await asyncio.sleep(0.1)
 
 
 async def test_o29_a_streamed_upload_pins_next_to_nothing(commands: Commands) -> None:
