@@ -5,7 +5,11 @@ client is told, `code` the stable name in bodies, logs and metrics. Messages nam
 never a header, a query or a prompt of a request: they end up in logs and in answers.
 """
 
+import errno
 from typing import ClassVar
+
+OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Numbers of what this machine has run out of; they say nothing about the instance that was to be reached."""
 
 
 class PrefixRouteError(Exception):

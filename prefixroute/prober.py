@@ -12,7 +12,6 @@
 """
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
@@ -32,6 +31,7 @@ from prefixroute import __version__
 from prefixroute.config import HealthSettings
 from prefixroute.core.fleet import Instance, InstanceState, ProbeFailure, State
 from prefixroute.core.router import Router
+from prefixroute.errors import OWN_FAULTS
 from prefixroute.instance_facts import EventSource, InstanceFacts, read_event_sources, read_metrics, read_models
 from prefixroute.names import Names
 
@@ -46,7 +46,6 @@ _SAME_START_S = 1.0
 _NO_SUCH_PATH = (404, 405)
 _REFUSES_US = (401, 403)
 _CHECK_KEY = "check the key in its api_key_env or api_key_file"
-_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 # Garbled answers end in ValueErrors of several libraries, unusable host names in UnicodeError, which is one.
 _REQUEST_ERRORS = (aiohttp.ClientError, OSError, ValueError)
 
@@ -383,7 +382,7 @@ class Prober:
 def failure_of(error: Exception) -> ProbeFailure | None:
     """What a request that got no answer says about the instance; None: nothing, it could not be sent from here."""
     os_error = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(os_error, OSError) and os_error.errno in _OWN_FAULTS:
+    if isinstance(os_error, OSError) and os_error.errno in OWN_FAULTS:
         return None
     # A resolver that is out of order says nothing about the name, and hits all instances alike.
     is_silence = isinstance(os_error, TimeoutError) or (

@@ -13,16 +13,14 @@ from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
 
-from prefixroute.errors import UpstreamUnreachableError, UpstreamUntrustedError
+from prefixroute.config.url import instance_address
+from prefixroute.errors import OWN_FAULTS, UpstreamUnreachableError, UpstreamUntrustedError
 from prefixroute.names import Names
 
 # The next of a name's addresses is tried when one has not answered for this long (RFC 8305, 5).
 _NEXT_ADDRESS_S = 0.25
 # A unix socket whose backlog is full says so at once, where TCP would wait.
 _BACKLOG_PAUSE_S = 0.02
-# This machine's faults, which say nothing about the instance.
-_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,11 @@ def place_of(url: str, tls: ssl.SSLContext | None = None, server_name: str | Non
         # A name of any kind: servers behind sockets have only one, and HTTP wants a Host.
         return Place("", 0, url.removeprefix("unix:"), b"", b"localhost", None, None, True)
     parts = urlsplit(url)
-    host = parts.hostname or ""
+    host, port = instance_address(url)
     tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
     return Place(
         host,
-        parts.port or _DEFAULT_PORTS[parts.scheme],
+        port,
         None,
         parts.path.encode("ascii"),
         parts.netloc.encode("ascii"),
@@ -96,7 +94,7 @@ class Connector:
             raise UpstreamUnreachableError(
                 f"{self._name}: {_cause(error)}",
                 timed_out=error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),
-                own_fault=error.errno in _OWN_FAULTS,
+                own_fault=error.errno in OWN_FAULTS,
             ) from error
 
     async def _connect(self, make: Callable[[], asyncio.Protocol]) -> None:
