@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from prefixroute.core.content import (
@@ -52,19 +52,16 @@ _LEADING_ROLES = ("system", "developer")
 _BILLING_BLOCK = "x-anthropic-billing-header"
 
 
+# What templates read of a chat body besides its messages, in this order.
+_CHAT_FIELDS = ("tools", "functions", "documents", "chat_template_kwargs", "reasoning_effort")
+_ANY_CHAT_FIELD = frozenset(_CHAT_FIELDS)
+
+
 def chat_key(body: dict[str, Any]) -> bytes:
     """Key of an OpenAI chat body; empty without `messages`."""
-    return _conversation(
-        None,
-        body.get("messages"),
-        (
-            ("tools", body.get("tools")),
-            ("functions", body.get("functions")),
-            ("documents", body.get("documents")),
-            ("chat_template_kwargs", body.get("chat_template_kwargs")),
-            ("reasoning_effort", body.get("reasoning_effort")),
-        ),
-    )
+    if _ANY_CHAT_FIELD.isdisjoint(body):
+        return _conversation(None, body.get("messages"), ())
+    return _conversation(None, body.get("messages"), [(name, body.get(name)) for name in _CHAT_FIELDS])
 
 
 def messages_key(body: dict[str, Any]) -> bytes:
@@ -148,14 +145,22 @@ def _is_billing_block(block: object) -> bool:
     return isinstance(text, str) and text.startswith(_BILLING_BLOCK)
 
 
-def _conversation(system: object, messages: object, fields: Iterable[tuple[str, object]]) -> bytes:
+def _conversation(system: object, messages: object, fields: Sequence[tuple[str, object]]) -> bytes:
     """System, leading system messages, fields that templates read, turns."""
-    if not isinstance(messages, list) or not any(isinstance(message, dict) for message in messages):
+    if not isinstance(messages, list):
+        return b""
+    for message in messages:
+        if isinstance(message, dict):
+            break
+    else:
         return b""
     out: list[str] = []
     if system:
         out.append(_HEADS["system"])
         append_content(out, system)
+    if not fields:  # nothing to be put between them
+        _messages(out, messages)
+        return "".join(out).encode()
     n_leading = 0
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in _LEADING_ROLES:
@@ -171,26 +176,36 @@ def _conversation(system: object, messages: object, fields: Iterable[tuple[str, 
 
 def _messages(out: list[str], messages: list[Any]) -> None:
     """Chat messages, Anthropic messages or Responses items."""
-    append = out.append
+    append, heads = out.append, _HEADS
     for message in messages:
-        if not isinstance(message, dict):
-            continue  # the engine refuses the whole request
-        role = message.get("role")
-        if not isinstance(role, str):
-            _item(out, message)
+        # Nearly all of them have a known role, a text and nothing else; no step is spent on what else there could be.
+        try:
+            head, content = heads[message["role"]], message["content"]
+        except (KeyError, TypeError):
+            _odd_message(out, message)
             continue
-        content = message.get("content")
-        head = _HEADS.get(role)
-        if head is None:
-            head = f"{MESSAGE}{role}{TEXT}"
-        if len(message) != 2 or content is None:
-            _message(out, head, message, content)
-            continue
-        append(head)  # role and content: nearly all of them
-        if isinstance(content, str):
+        if type(content) is str and len(message) == 2:
+            append(head)
             append(content)
         else:
-            append_content(out, content)
+            _odd_message(out, message)
+
+
+def _odd_message(out: list[str], message: object) -> None:
+    """Any message or item, or none at all: then the engine refuses the whole request."""
+    if not isinstance(message, dict):
+        return
+    role = message.get("role")
+    if not isinstance(role, str):
+        _item(out, message)
+        return
+    content = message.get("content")
+    head = _HEADS.get(role) or f"{MESSAGE}{role}{TEXT}"
+    if len(message) == 2 and content is not None:
+        out.append(head)
+        append_content(out, content)
+    else:
+        _message(out, head, message, content)
 
 
 def _message(out: list[str], head: str, message: dict[str, Any], content: object) -> None:

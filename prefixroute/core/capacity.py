@@ -91,13 +91,12 @@ class Capacities:
         # What the instance said by itself says nothing of the map that stands for it otherwise.
         if slot in self._told or slot not in self.by_slot or not request.chain or candidate.exact:
             return
-        factor = capacity_factor(
-            candidate.matched_tokens,
-            cached_tokens,
-            request.n_tokens,
-            max(1, round(self._block_tokens * request.token_scale)),
-            is_full=self._index.n_blocks(slot) >= self._index.capacity_blocks(slot),
-        )
+        block_tokens, matched_tokens = self._block_tokens, candidate.matched_tokens
+        if request.token_scale != 1.0:
+            block_tokens = max(1, round(block_tokens * request.token_scale))
+        # Whether the map is full matters only where more was cached than it knows of.
+        is_full = cached_tokens > matched_tokens and self._index.is_full(slot)
+        factor = capacity_factor(matched_tokens, cached_tokens, request.n_tokens, block_tokens, is_full=is_full)
         if factor != 1.0:
             least, most = self._default // _LEARNED_RANGE, self._default * _LEARNED_RANGE
             self._resize(slot, min(most, max(least, round(self.by_slot[slot] * factor))))

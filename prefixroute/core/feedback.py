@@ -38,6 +38,10 @@ class Prediction(Enum):
     """Much more was cached than predicted."""
 
 
+# Python 3.11 takes as long to find a member of an enum as to call a function.
+_SOUND = Prediction.SOUND
+
+
 class InstanceFeedback:
     """Of one instance. Read-only outside this module. Tokens are the router's."""
 
@@ -113,8 +117,10 @@ class Feedback:
             return
         if less < _DRIFTED * more:
             self._set(slot, one, Prediction.OVER if reported < predicted else Prediction.UNDER)
+        elif one.prediction is _SOUND:
+            return  # the usual case
         elif less > _AGREED * more or one.prediction is Prediction.UNKNOWN:
-            self._set(slot, one, Prediction.SOUND)
+            self._set(slot, one, _SOUND)
 
     def take_changed(self) -> list[tuple[int, InstanceFeedback]]:
         """Slots whose `prediction` has changed since this was last called; that it is sound at first is no change."""

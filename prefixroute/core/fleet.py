@@ -34,6 +34,10 @@ class State(Enum):
     EJECTED = "ejected"
 
 
+# Python 3.11 takes as long to find a member of an enum as to call a function: these are asked for by every request.
+_UP, _EJECTED, _HALF_OPEN = State.UP, State.EJECTED, State.HALF_OPEN
+
+
 class ProbeFailure(Enum):
     """Why a probe failed. Values appear in logs and on the admin port."""
 
@@ -114,6 +118,8 @@ class Fleet:
         self._states = {i.name: InstanceState(i, self._health.eject_s) for i in instances}
         # Rebuilt on every event that changes it, so that a decision only filters.
         self._by_model: dict[str | None, tuple[InstanceState, ...]] = {}
+        # By model as well: who may take a request, where everybody is UP, so that neither time nor trials matter.
+        self._ready: dict[str | None, list[Instance]] = {}
         self._n_trials = 0
         self._next_slot = max((s.instance.slot for s in self._states.values()), default=-1) + 1
 
@@ -142,13 +148,13 @@ class Fleet:
         instance = Instance(name, url, self._next_slot, models)
         self._next_slot += 1
         self._states[name] = InstanceState(instance, self._health.eject_s, joining=True)
-        self._by_model.clear()
+        self._changed()
         return instance
 
     def remove(self, name: str) -> Instance:
         """The instance leaves. Raises KeyError for a name that is not there."""
         instance = self._states.pop(name).instance
-        self._by_model.clear()
+        self._changed()
         return instance
 
     def set_models(self, name: str, models: frozenset[str] | None) -> None:
@@ -157,7 +163,7 @@ class Fleet:
         state.instance = replace(state.instance, models=models)
         if models is not None:
             state.models = models
-        self._by_model.clear()
+        self._changed()
 
     def configure(self, health: HealthConstants) -> None:
         """Other constants from now on. Pauses under way stay as they are."""
@@ -168,10 +174,19 @@ class Fleet:
     def candidates(self, model: str | None, now_s: float, without: Collection[str] = ()) -> list[Instance]:
         """Who may take a request for `model` now, best health only; empty when nobody may. Changes nothing.
 
-        `without`: names of instances that this request has tried.
+        `without`: names of instances that this request has tried. The list is not to be changed.
         """
+        if not without:
+            # What nobody lists has no entry of its own: there are no more of them than models that are listed.
+            ready, known = self._ready, model if model in self._by_model else None
+            if known in ready:
+                return ready[known]
         serving = self._serving(model)
-        up = State.UP
+        up = _UP
+        if not without and all(s.state is up or s.draining for s in serving):
+            fit = [s.instance for s in serving if not s.draining]
+            self._ready[model if model in self._by_model else None] = fit
+            return fit
         fit = [s.instance for s in serving if (s.state is up or self._may_be_tried(s, now_s)) and not s.draining]
         if without:
             fit = [instance for instance in fit if instance.name not in without]
@@ -221,6 +236,11 @@ class Fleet:
                 by_model[name] = tuple(s for s in everybody if s.models is None or name in s.models)
         return by_model
 
+    def _changed(self) -> None:
+        """Who serves what is asked anew."""
+        self._by_model.clear()
+        self._ready.clear()
+
     def _may_be_tried(self, state: InstanceState, now_s: float) -> bool:
         match state.state:
             case State.STARTING:
@@ -245,9 +265,9 @@ class Fleet:
     def taken(self, name: str) -> int:
         """The instance was given a request. Returns the number of the trial that it is; 0: none."""
         state = self._states[name]
-        if state.state is State.EJECTED:  # a candidate, so its pause is over
+        if state.state is _EJECTED:  # a candidate, so its pause is over
             self._half_open(state)
-        if state.state is not State.HALF_OPEN:
+        if state.state is not _HALF_OPEN:
             return 0
         self._n_trials += 1
         state._trial = self._n_trials
@@ -262,12 +282,20 @@ class Fleet:
     def answered(self, name: str) -> None:
         """The instance gave a sound answer (not 5xx). Evidence of life, unless its own health check says otherwise."""
         state = self._states.get(name)
-        if state is None:
-            return
+        if state is not None:
+            self._answered(state)
+
+    def answered_by(self, instance: Instance) -> None:
+        """As `answered`, if the instance is in the fleet still."""
+        state = self._states.get(instance.name)
+        if state is not None and state.instance.slot == instance.slot:
+            self._answered(state)
+
+    def _answered(self, state: InstanceState) -> None:
         state._n_failed = 0
         state._trial = 0
         # Of a certificate the health check has the last word, too: the answer may come by a connection made before.
-        if state.state is not State.UP and state.failure not in (ProbeFailure.STATUS, ProbeFailure.UNTRUSTED):
+        if state.state is not _UP and state.failure not in (ProbeFailure.STATUS, ProbeFailure.UNTRUSTED):
             self._up(state)
 
     def connect_failed(self, name: str, now_s: float) -> None:
@@ -278,6 +306,7 @@ class Fleet:
         if state.state is State.EJECTED and now_s < state._ejected_until_s:
             return  # one of many that failed together: they count once
         state.state = State.EJECTED
+        self._ready.clear()
         state._trial = 0
         state._n_passed = 0
         state._ejected_until_s = now_s + state._pause_s
@@ -313,22 +342,25 @@ class Fleet:
         if state._n_failed < self._fall(state, failure):
             return False
         state.state = State.DOWN
+        self._ready.clear()
         state.failure = failure
         return failure is not ProbeFailure.TIMEOUT
 
     def drain(self, name: str) -> None:
         """No new requests for the instance; those under way finish."""
         self._states[name].draining = True
+        self._ready.clear()
 
     def undrain(self, name: str) -> None:
         self._states[name].draining = False
+        self._ready.clear()
 
     def learned_models(self, name: str, models: frozenset[str]) -> None:
         """What the instance lists. A configured list stays."""
         state = self._states[name]
         if state.instance.models is None and state.models != models:
             state.models = models
-            self._by_model.clear()
+            self._changed()
 
     def _fall(self, state: InstanceState, failure: ProbeFailure) -> int:
         # An instance that was never up and refuses, or is not trusted, is not there yet: there is nothing to protect
@@ -342,10 +374,12 @@ class Fleet:
 
     def _half_open(self, state: InstanceState) -> None:
         state.state = State.HALF_OPEN
+        self._ready.clear()
         state._trial = 0
 
     def _up(self, state: InstanceState) -> None:
         state.state = State.UP
+        self._ready.clear()
         state.joining = False
         state._was_up = True
         state.failure = None

@@ -25,8 +25,8 @@ class GuardConstants:
     guard_kept_ratio: float = 0.5
 
 
-# Shorter prefills are mostly fixed costs.
-_MIN_COLD_TOKENS = 1_024
+MIN_COLD_TOKENS = 1_024
+"""Shorter prefills are mostly fixed costs: they are not looked at."""
 _MOSTLY = 0.5
 _HARDLY = 0.1
 # Times as long as without any match: who took longer waited for something else (a stall, a grammar to be compiled), and
@@ -67,7 +67,7 @@ class Guard:
 
     def observe(self, cold_work: float, promised_work: float, took_s: float) -> None:
         """A prefill of `cold_work` tokens, of which matches left `promised_work` to do, took so long, alone."""
-        if cold_work < _MIN_COLD_TOKENS:
+        if cold_work < MIN_COLD_TOKENS:
             return
         saved = 1 - promised_work / cold_work
         if saved >= _MOSTLY:

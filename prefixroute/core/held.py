@@ -71,7 +71,7 @@ class HeldRequests:
     @property
     def work(self) -> float:
         """Prefill work of all of them, tokens."""
-        return sum(self.by_slot.values()) if self.by_slot else 0.0
+        return sum(self.by_slot.values(), 0.0)
 
     def __contains__(self, held: Held) -> bool:
         return held in self._held

@@ -15,12 +15,15 @@ Rules:
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
 
 # CPython 3.11 to 3.13: 36 bytes for a 64-bit hash as int, and 20 bytes for a place in a dict, of which a map has
 # at most 4 a block (see _COMPACT_RATIO). benchmarks/index_memory.py measures 75 to 100 in all.
 BYTES_PER_BLOCK = 120
 """Estimated memory of one block held by one instance."""
+
+# Blocks to be evicted next are looked up so many at a time: a dict is walked from its start, over all places whose
+# entries have gone.
+_N_OLDEST = 64
 
 # A dict does not use the places of deleted entries again. When it is full, it grows to at least three times its
 # entries, in powers of two: up to six places an entry in a map that always evicts. Copied whenever this share
@@ -31,28 +34,59 @@ _COMPACT_RATIO = 1 / 3
 _SHED_RATIO = 1 / 64
 
 
-class Recorded(NamedTuple):
+class Recorded:
     """What a `record` has put into the map, for `forget`."""
 
-    slot: int
-    number: int
-    new_blocks: Sequence[int]
+    __slots__ = ("_chain", "_n_new", "number", "slot")
+
+    def __init__(self, slot: int, number: int, chain: Sequence[int], n_new: int) -> None:
+        self.slot = slot
+        self.number = number
+        self._chain = chain
+        self._n_new = n_new
+
+    @property
+    def new_blocks(self) -> Sequence[int]:
+        # Whoever holds a block holds those before it: the new ones are the deepest.
+        return self._chain[len(self._chain) - self._n_new :]
 
 
 class _Lru:
     """Blocks of one instance in order of touch, oldest first, each with the number of the record that touched it."""
 
-    __slots__ = ("blocks", "capacity", "n_changes")
+    __slots__ = ("_oldest", "blocks", "capacity", "n_changes")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.blocks: dict[int, int] = {}
         self.n_changes = 0
+        # The oldest blocks as they were at a moment, youngest first. One that was touched since has another number.
+        self._oldest: list[tuple[int, int]] = []
+
+    def evict(self, n_blocks: int) -> None:
+        """The oldest go. There must be so many."""
+        blocks, oldest = self.blocks, self._oldest
+        if n_blocks > _N_OLDEST:
+            oldest.clear()  # they go first
+            for block in list(islice(blocks, n_blocks)):
+                del blocks[block]
+            return
+        while n_blocks > 0:
+            if not oldest:
+                oldest += islice(blocks.items(), _N_OLDEST)
+                oldest.reverse()
+            block, number = oldest.pop()
+            if blocks.get(block) == number:
+                del blocks[block]
+                n_blocks -= 1
+
+    def clear(self) -> None:
+        self.blocks = {}
+        self._oldest.clear()
 
     def compact(self) -> None:
-        if self.n_changes > len(self.blocks) * _COMPACT_RATIO:
-            self.blocks = dict(self.blocks)
-            self.n_changes = 0
+        self.blocks = dict(self.blocks)
+        self.n_changes = 0
 
 
 class PrefixIndex:
@@ -86,6 +120,11 @@ class PrefixIndex:
         """The bound on `n_blocks(slot)`."""
         return self._lrus[slot].capacity
 
+    def is_full(self, slot: int) -> bool:
+        """Whether what is new evicts what is old there."""
+        lru = self._lrus[slot]
+        return len(lru.blocks) >= lru.capacity
+
     def add(self, slot: int, capacity_blocks: int) -> None:
         """Opens an empty map for `slot`. Raises ValueError when it is open already."""
         if slot in self._lrus:
@@ -107,7 +146,7 @@ class PrefixIndex:
         """Forgets what `slot` holds: the instance was lost, restarted or emptied its cache."""
         lru = self._lrus[slot]
         self._n_held -= len(lru.blocks)
-        lru.blocks = {}
+        lru.clear()
 
     def match(self, chain: Sequence[int]) -> dict[int, int]:
         """Slot → how many leading blocks of `chain` it holds; slots that hold none are left out.
@@ -132,23 +171,23 @@ class PrefixIndex:
         lru = self._lrus[slot]
         self._n_records = number = self._n_records + 1
         blocks = lru.blocks
-        n_before = len(blocks)
+        n_before, pop = len(blocks), blocks.pop
         for block in reversed(chain):
-            if block in blocks:
-                del blocks[block]  # set again, it becomes the newest
+            pop(block, None)  # set again, it becomes the newest
             blocks[block] = number
         n_new = len(blocks) - n_before
         lru.n_changes += len(chain)
         self._n_held += n_new
-        self._evict(lru, len(blocks) - lru.capacity)
+        if len(blocks) > lru.capacity:
+            self._evict(lru, len(blocks) - lru.capacity)
         while self._n_held > self._max_held:
             fullest = max(self._lrus.values(), key=lambda lru: len(lru.blocks))
             if len(fullest.blocks) <= 1:
                 break
             self._evict(fullest, max(1, int(len(fullest.blocks) * _SHED_RATIO)))
-        lru.compact()
-        # Whoever holds a block holds those before it: the new ones are the deepest.
-        return Recorded(slot, number, chain[len(chain) - n_new :])
+        if lru.n_changes > len(blocks) * _COMPACT_RATIO:
+            lru.compact()
+        return Recorded(slot, number, chain, n_new)
 
     def forget(self, recorded: Recorded) -> None:
         """Takes back what a `record` put in: the blocks were never computed there.
@@ -165,8 +204,7 @@ class PrefixIndex:
 
     def _evict(self, lru: _Lru, n_blocks: int) -> None:
         if n_blocks > 0:
-            for block in list(islice(lru.blocks, n_blocks)):
-                del lru.blocks[block]
+            lru.evict(n_blocks)
             self._n_held -= n_blocks
 
 

@@ -56,6 +56,7 @@ class Rungs:
         self._pooled = 0
 
     def add(self, prompt: int, ideal: int, pooled: int, reachable: int, chosen: int, reported: float) -> None:
+        """One more request."""
         self.n_requests += 1
         self.prompt += prompt
         self.reachable += reachable
@@ -153,7 +154,9 @@ class Ladder:
         mask, pooled, older = self._mask, self._pooled, self._older
         n_new = n_older = 0
         # Deepest first, as in the instances' maps.
-        for block in [block for block in reversed(chain) if not block & mask] if mask else reversed(chain):
+        for block in reversed(chain):
+            if block & mask:
+                continue
             if block in pooled:
                 del pooled[block]  # set again, it becomes the newest
             elif block in older:
@@ -186,14 +189,10 @@ class Ladder:
         `token_scale`: tokens, as in the other arguments, for one of its blocks'.
         """
         rungs = self.unreported if reported is None else self.reported
-        rungs.add(
-            n_tokens,
-            round((n_blocks - missing[0]) * self._block_tokens * token_scale),
-            round((n_blocks - missing[1]) * self._block_tokens * token_scale),
-            reachable,
-            chosen,
-            reported or 0.0,
-        )
+        ideal, pooled = (n_blocks - missing[0]) * self._block_tokens, (n_blocks - missing[1]) * self._block_tokens
+        if token_scale != 1.0:
+            ideal, pooled = round(ideal * token_scale), round(pooled * token_scale)
+        rungs.add(n_tokens, ideal, pooled, reachable, chosen, reported or 0.0)
 
     def _cut(self) -> None:
         pooled, older = self._pooled, self._older

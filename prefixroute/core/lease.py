@@ -28,7 +28,6 @@ class Lease:
         router: "Router",
         decision: Decision,
         request: Request,
-        *,
         candidates: Sequence[Candidate],
         recorded: Recorded,
         flight: Flight,
@@ -50,8 +49,7 @@ class Lease:
 
     def answered(self) -> None:
         """A sound answer (not 5xx) has begun: the instance lives."""
-        if self._router.fleet.has(self.instance):
-            self._router.fleet.answered(self.instance.name)
+        self._router.fleet.answered_by(self.decision.candidate.instance)
 
     def connect_failed(self, now_s: float, *, timed_out: bool) -> None:
         """No connection to the instance, as `Router.connect_failed`."""
@@ -68,17 +66,19 @@ class Lease:
         """The instance told how much of the prompt was cached, in its own tokens. To be called before the end."""
         if self._flight is not None and prompt_tokens > 0:
             self._unreported = False
-            self._router.reported(self, self.request.n_tokens * min(1.0, cached_tokens / prompt_tokens))
+            share = cached_tokens / prompt_tokens if cached_tokens < prompt_tokens else 1.0
+            self._router.reported(self, self.request.n_tokens * share)
 
     def computed(self, chain: Sequence[int] | None = None) -> None:
         """The answer is whole: the instance holds the prompt, or `chain`, which is the prompt and its answer.
 
         It was used until now, so it is the newest there.
         """
-        if self._router.fleet.has(self.instance):
-            self._router.index.record(self.request.chain if chain is None else chain, self.instance.slot)
-        if chain is not None:
-            self._router.audit.ladder.extended(chain[len(self.request.chain) :])
+        router, instance, prompt_chain = self._router, self.decision.candidate.instance, self.request.chain
+        if router.fleet.has(instance):
+            router.index.record(prompt_chain if chain is None else chain, instance.slot)
+        if chain is not None and len(chain) > len(prompt_chain):
+            router.audit.ladder.extended(chain[len(prompt_chain) :])
 
     def refused(self) -> None:
         """The instance did not take the request (busy, or never reached): it computed none of it."""
@@ -97,6 +97,6 @@ class Lease:
         flight, self._flight = self._flight, None
         if flight is not None:
             self._router.load.end(flight)
-            self._router.fleet.released(self.instance.name, self._trial)
+            self._router.fleet.released(self.decision.candidate.instance.name, self._trial)
             if self._unreported:
                 self._router.audit.answered(self.request, self.candidates, self.decision.candidate, None)

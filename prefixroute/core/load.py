@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prefixroute.core.guard import Guard, GuardConstants
+from prefixroute.core.guard import MIN_COLD_TOKENS, Guard, GuardConstants
 
 if TYPE_CHECKING:
     from prefixroute.core.request import Request
@@ -53,24 +53,24 @@ class Flight:
 
     __slots__ = (
         "begun_s",
-        "cold_work",
         "load",
+        "matched_tokens",
         "n_tokens",
         "pending",
         "prefilled_by_s",
-        "promised_work",
         "request",
         "streamed",
         "work",
     )
 
-    def __init__(self, load: "InstanceLoad", n_tokens: int, work: float, begun_s: float, streamed: bool) -> None:
+    def __init__(
+        self, load: "InstanceLoad", n_tokens: int, work: float, begun_s: float, streamed: bool, matched_tokens: int
+    ) -> None:
         # The object that was counted up is the one that is counted down, whatever became of the instance.
         self.load = load
         self.n_tokens = n_tokens
         self.work = work
-        # For the guard: work if nothing, and if all of the match, is cached there.
-        self.cold_work = self.promised_work = work
+        self.matched_tokens = matched_tokens
         self.begun_s = begun_s
         self.streamed = streamed
         # What it was begun for, where somebody wants to know.
@@ -85,15 +85,15 @@ class InstanceLoad:
 
     __slots__ = (
         "_in_fleet",
-        "_learned_s",
-        "_learned_tokens",
-        "_silent",
         "_silent_work",
-        "_waiting",
         "in_flight",
         "in_flight_tokens",
         "last_first_byte_s",
+        "learned_s",
+        "learned_tokens",
         "pending_work",
+        "silent",
+        "waiting",
     )
 
     def __init__(self) -> None:
@@ -101,18 +101,19 @@ class InstanceLoad:
         self.in_flight_tokens = 0
         self.pending_work = 0.0
         self.last_first_byte_s = float("-inf")
-        self._learned_tokens = 0.0
-        self._learned_s = 0.0
+        # Decayed sums of prefills that were timed: their quotient is its speed.
+        self.learned_tokens = 0.0
+        self.learned_s = 0.0
         self._in_fleet = True
         # Flights without a first byte, in order of dispatch.
-        self._waiting: dict[Flight, None] = {}
+        self.waiting: dict[Flight, None] = {}
         # Those of them that will not tell when prefill is over, in order of dispatch; and their work.
-        self._silent: deque[Flight] = deque()
+        self.silent: deque[Flight] = deque()
         self._silent_work = 0.0
 
     def _settle(self, now_s: float) -> None:
         """Takes silent flights whose prefill must be over by now out of what is pending."""
-        silent = self._silent
+        silent = self.silent
         while silent and (not silent[0].pending or silent[0].prefilled_by_s <= now_s):
             flight = silent.popleft()
             if flight.pending:
@@ -122,23 +123,26 @@ class InstanceLoad:
 
     def _not_pending(self, flight: Flight) -> None:
         flight.pending = False
-        del self._waiting[flight]
+        del self.waiting[flight]
         # An empty instance has nothing pending, whatever floating point has left over.
-        self.pending_work = self.pending_work - flight.work if self._waiting else 0.0
+        self.pending_work = self.pending_work - flight.work if self.waiting else 0.0
         if not flight.streamed:
-            self._silent_work = self._silent_work - flight.work if self._waiting else 0.0
-        elif not self._waiting:
+            self._silent_work = self._silent_work - flight.work if self.waiting else 0.0
+        elif not self.waiting:
             self._silent_work = 0.0
 
 
 class Load:
     """The load of a fleet, by instance slot."""
 
-    __slots__ = ("_by_slot", "_constants", "_learned_s", "_learned_tokens", "guard", "mean_work")
+    __slots__ = ("_constants", "_learned_s", "_learned_tokens", "by_slot", "guard", "mean_work", "rate_weight_s")
 
     def __init__(self, constants: LoadConstants | None = None, guard: GuardConstants | None = None) -> None:
         self._constants = constants or LoadConstants()
-        self._by_slot: dict[int, InstanceLoad] = {}
+        self.rate_weight_s = self._constants.rate_weight_s
+        """What the fleet's speed counts for in an instance's own, as seconds of prefill."""
+        self.by_slot: dict[int, InstanceLoad] = {}
+        """Read-only."""
         self._learned_tokens = 0.0
         self._learned_s = 0.0
         self.guard = Guard(guard)
@@ -148,29 +152,30 @@ class Load:
     def configure(self, constants: LoadConstants, guard: GuardConstants) -> None:
         """Other constants from now on. What was learned stays."""
         self._constants = constants
+        self.rate_weight_s = constants.rate_weight_s
         self.guard.configure(guard)
 
     def add(self, slot: int) -> None:
-        self._by_slot[slot] = InstanceLoad()
+        self.by_slot[slot] = InstanceLoad()
 
     def remove(self, slot: int) -> None:
         """The instance leaves the fleet. Its flights go on and end as any other."""
         self.relearn(slot)
-        self._by_slot.pop(slot)._in_fleet = False
+        self.by_slot.pop(slot)._in_fleet = False
 
     def of(self, slot: int) -> InstanceLoad:
-        return self._by_slot[slot]
+        return self.by_slot[slot]
 
     def pending(self, slot: int) -> dict[Flight, None]:
         """Flights without a first byte, in order of dispatch. Read-only."""
-        return self._by_slot[slot]._waiting
+        return self.by_slot[slot].waiting
 
     def relearn(self, slot: int) -> None:
         """Forgets the learned speed: another machine may answer at this address."""
-        load = self._by_slot[slot]
-        self._learned_tokens -= load._learned_tokens
-        self._learned_s -= load._learned_s
-        load._learned_tokens = load._learned_s = 0.0
+        load = self.by_slot[slot]
+        self._learned_tokens -= load.learned_tokens
+        self._learned_s -= load.learned_s
+        load.learned_tokens = load.learned_s = 0.0
 
     def work(self, matched_tokens: int, n_tokens: int) -> float:
         """Prefill work of a prompt of `n_tokens` of which `matched_tokens` are cached. At least one is computed.
@@ -186,7 +191,10 @@ class Load:
     def promised_work(self, matched_tokens: int, n_tokens: int) -> float:
         """As `work`, of a match that is worth what it promises."""
         n_new = n_tokens - matched_tokens
-        return prefill_work(matched_tokens, n_new if n_new > 0 else 1, self._constants.position_scale_tokens)
+        if n_new < 1:
+            n_new = 1
+        # `prefill_work`, in line.
+        return n_new * (1 + (matched_tokens + n_new / 2) / self._constants.position_scale_tokens)
 
     def fleet_rate(self) -> float:
         """Prefill speed of the fleet, tokens of work per second."""
@@ -201,17 +209,15 @@ class Load:
         `fleet_rate` as `fleet_rate()` gives it: asked for once a decision. The speed falls while the oldest prefill
         takes far longer than expected, and nothing of it is taken for done.
         """
-        load, constants = self._by_slot[slot], self._constants
-        if load._silent:
+        load, constants = self.by_slot[slot], self._constants
+        if load.silent:
             load._settle(now_s)
-        # Its own speed as far as known, else the fleet's.
-        rate = (load._learned_tokens + fleet_rate * constants.rate_weight_s) / (
-            load._learned_s + constants.rate_weight_s
-        )
-        waiting = load._waiting
+        # Its own speed as far as known, else the fleet's; `survey` has it in line.
+        rate = (load.learned_tokens + fleet_rate * constants.rate_weight_s) / (load.learned_s + constants.rate_weight_s)
+        waiting = load.waiting
         if not waiting:
             return load, rate, 0.0
-        # In line and without max() and min(): the most frequent of all calls.
+        # In line and without max() and min(): a most frequent call.
         head = next(iter(waiting))
         since_s, last_s = head.begun_s, load.last_first_byte_s
         progress = rate * (now_s - (last_s if last_s > since_s else since_s))  # noqa: FURB136
@@ -229,34 +235,31 @@ class Load:
         Where no speed was ever measured, when silent flights are past their prefill is a guess: it must not make a fast
         instance as slow as it was assumed to be.
         """
-        load = self._by_slot[slot]
-        return load.pending_work - progress - (0.0 if load._learned_s else load._silent_work)
+        load = self.by_slot[slot]
+        return load.pending_work - progress - (0.0 if load.learned_s else load._silent_work)
 
     def begin(
         self, slot: int, n_tokens: int, work: float, now_s: float, *, streamed: bool, matched_tokens: int = 0
     ) -> Flight:
         """Counts an attempt on `slot` from now on."""
-        load = self._by_slot[slot]
-        flight = Flight(load, n_tokens, work, now_s, streamed)
-        if matched_tokens:
-            flight.cold_work = self.promised_work(0, n_tokens)
-            flight.promised_work = self.promised_work(matched_tokens, n_tokens)
+        load = self.by_slot[slot]
+        flight = Flight(load, n_tokens, work, now_s, streamed, matched_tokens)
         if not streamed:
             _, rate, progress = self.observe(slot, now_s, self.fleet_rate())
             flight.prefilled_by_s = now_s + (load.pending_work - progress + work) / rate
-            load._silent.append(flight)
+            load.silent.append(flight)
             load._silent_work += work
         load.in_flight += 1
         load.in_flight_tokens += n_tokens
         load.pending_work += work
-        load._waiting[flight] = None
+        load.waiting[flight] = None
         self.mean_work += self._constants.mean_work_weight * (work - self.mean_work)
         return flight
 
     def first_byte(self, flight: Flight, now_s: float, *, learn: bool = True) -> None:
         """The answer's body has begun, so prefill is over. `learn`: it was a real answer, fit to time prefill by."""
         load = flight.load
-        if load._silent:
+        if load.silent:
             load._settle(now_s)  # what was computed silently before is none of this flight's time
         if not flight.pending:
             return
@@ -266,10 +269,9 @@ class Load:
         if flight.streamed and load._in_fleet:
             took_s = now_s - max(flight.begun_s, load.last_first_byte_s)
             if took_s > 0:
-                self.guard.observe(flight.cold_work, flight.promised_work, took_s * self._relative_speed(load))
-                if flight.work >= self._constants.min_sample_tokens:
-                    self._learn(load, flight.work, took_s)
-        load.last_first_byte_s = max(load.last_first_byte_s, now_s)
+                self._learn(load, flight, took_s)
+        if now_s > load.last_first_byte_s:
+            load.last_first_byte_s = now_s
 
     def end(self, flight: Flight) -> None:
         """Gives back what `begin` took."""
@@ -279,20 +281,23 @@ class Load:
         load.in_flight -= 1
         load.in_flight_tokens -= flight.n_tokens
 
-    def _relative_speed(self, load: InstanceLoad) -> float:
-        """Of an instance, to the fleet's: prefill times of slow and fast ones are compared."""
-        weight_s = self._constants.rate_weight_s
+    def _learn(self, load: InstanceLoad, flight: Flight, took_s: float) -> None:
+        """The prefill of a flight took so long, alone."""
+        constants, tokens = self._constants, flight.work
+        old_tokens, old_s, weight_s = load.learned_tokens, load.learned_s, constants.rate_weight_s
         fleet_rate = self.fleet_rate()
-        return (load._learned_tokens + fleet_rate * weight_s) / (load._learned_s + weight_s) / fleet_rate
-
-    def _learn(self, load: InstanceLoad, tokens: float, took_s: float) -> None:
-        constants = self._constants
-        fleet_tokens = load._learned_tokens + self.fleet_rate() * constants.rate_weight_s
-        rate = fleet_tokens / (load._learned_s + constants.rate_weight_s)
+        rate = (old_tokens + fleet_rate * weight_s) / (old_s + weight_s)
+        matched_tokens = flight.matched_tokens
+        cold = self.promised_work(0, flight.n_tokens) if matched_tokens else tokens
+        if cold >= MIN_COLD_TOKENS:
+            promised = self.promised_work(matched_tokens, flight.n_tokens) if matched_tokens else tokens
+            # Prefill times of slow and fast instances are compared.
+            self.guard.observe(cold, promised, took_s * (rate / fleet_rate))
+        if tokens < constants.min_sample_tokens:
+            return
         took_s = min(took_s, _LONGEST * tokens / rate)
         decay = constants.rate_decay
-        old_tokens, old_s = load._learned_tokens, load._learned_s
-        load._learned_tokens = decay * old_tokens + tokens
-        load._learned_s = decay * old_s + took_s
-        self._learned_tokens += load._learned_tokens - old_tokens
-        self._learned_s += load._learned_s - old_s
+        load.learned_tokens = decay * old_tokens + tokens
+        load.learned_s = decay * old_s + took_s
+        self._learned_tokens += load.learned_tokens - old_tokens
+        self._learned_s += load.learned_s - old_s

@@ -54,8 +54,12 @@ class Matcher:
     def _estimated(self, request: Request) -> dict[int, int]:
         matched, block_tokens = self._index.match(request.chain), self._block_tokens
         if request.token_scale == 1.0:
-            return {slot: n * block_tokens for slot, n in matched.items()}
-        return {slot: self._tokens(n, request) for slot, n in matched.items()}
+            for slot in matched:
+                matched[slot] *= block_tokens
+        else:
+            for slot in matched:
+                matched[slot] = self._tokens(matched[slot], request)
+        return matched
 
     def _told(self, request: Request, matched: dict[int, int], told: dict[int, int]) -> Matches:
         for slot, held_tokens in told.items():

@@ -97,9 +97,9 @@ class Candidate:
         return f"Candidate({self.instance.name}, {fields})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Facts:
-    """What is known at the decision besides the candidates."""
+    """What is known at the decision besides the candidates. Read-only, as `Prompt` is."""
 
     prompt: Prompt
     n_tokens: int
@@ -115,9 +115,12 @@ class Facts:
     """Work of all requests that the router holds back, tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
-    """`scores`: cost of each candidate in expected seconds, in the order given; None when the policy has none."""
+    """Read-only, as `Prompt` is.
+
+    `scores`: cost of each candidate in expected seconds, in the order given; None when the policy has none.
+    """
 
     candidate: Candidate
     reason: Reason

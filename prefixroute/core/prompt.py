@@ -55,9 +55,9 @@ class NoKeyCause(Enum):
     NOT_ROUTED = "not_routed"  # pooling, tokenization, the rest: by load
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompt:
-    """What routing knows about one request.
+    """What routing knows about one request. Read-only: frozen, it would take three times as long to be made.
 
     Holds references to the body and its parsed messages, no copies of them, and so keeps both alive. Neither
     they nor what is made from them show in `repr`.
@@ -122,38 +122,52 @@ def read_prompt(
     `encoded`: the request has a Content-Encoding. `session_id` and `prefix_aware_id` come from headers and
     are handed through. `tenant`: see `Prompt.tenant`; of one length, or empty.
     """
-    parsed = not encoded and len(body) <= MAX_PARSED_BYTES and not _is_intricate(body)
-    fields, no_key = _fields(body, encoded=encoded, parsed=parsed)
-    shape = _shape(fields) if api is Api.INVOCATIONS else api
+    n_bytes = len(body)
+    parsed = not encoded and n_bytes <= MAX_PARSED_BYTES and (n_bytes <= SIMPLE_BYTES or not _is_intricate(body))
+    fields, no_key = _parsed_fields(body) if parsed else _unparsed_fields(body, encoded=encoded)
+    shape = _shape(fields) if api is _INVOCATIONS else api
     key, n_tokens = b"", 0
-    if shape in _BY_LOAD:
+    if shape is _CHAT and parsed and no_key is None:  # nearly all of them
+        key = canonical.chat_key(fields)
+        n_tokens = n_key_tokens(len(key))
+        no_key = None if key else NoKeyCause.NO_PROMPT
+    elif shape in _BY_LOAD:
         no_key = NoKeyCause.NOT_ROUTED
         if shape is Api.POOLING:  # a prefill like any other, though nobody's prefix
             n_tokens = scan.sampled_tokens(body)
     elif no_key is NoKeyCause.ENCODED:
-        n_tokens = n_key_tokens(len(body))  # at least
+        n_tokens = n_key_tokens(n_bytes)  # at least
     elif no_key is None:
         key, n_tokens = _parsed_key(shape, fields) if parsed else _unparsed_key(body)
         no_key = None if key else NoKeyCause.NO_PROMPT
-    messages = fields.get("messages") if parsed and api is Api.CHAT else None
     model = _text(fields.get("model"))
+    if _RARE_FIELDS.isdisjoint(fields):
+        previous_response_id = cache_salt = None
+        scope = _scope(model, None, None, None)
+        max_tokens = _bound(fields["max_tokens"]) if "max_tokens" in fields else None
+    else:
+        previous_response_id, cache_salt = _text(fields.get("previous_response_id")), _text(fields.get("cache_salt"))
+        scope = _scope(model, _adapter(fields), cache_salt, _text(fields.get("extra_key")))
+        max_tokens = _max_tokens(fields)
+    messages = fields.get("messages") if parsed and api is _CHAT else None
+    # By position, in the order of the fields: keywords cost more than what they name.
     return Prompt(
-        model=model,
-        scope=_scope(model, fields) + tenant,
-        key=key,
-        n_tokens=n_tokens,
-        stream=fields.get("stream") is True,
-        max_tokens=_max_tokens(fields),
-        no_key=no_key,
-        session_id=session_id,
-        prefix_aware_id=prefix_aware_id,
-        previous_response_id=_text(fields.get("previous_response_id")),
-        is_token_ids=bool(key) and parsed and shape is Api.COMPLETIONS and _are_ids(fields),
-        cache_salt=_text(fields.get("cache_salt")),
-        tenant=tenant,
-        answered_as=_answered_as(shape, fields) if key and parsed else None,
-        body=body,
-        messages=messages if isinstance(messages, list) else None,
+        model,
+        scope + tenant if tenant else scope,
+        key,
+        n_tokens,
+        fields.get("stream") is True,
+        max_tokens,
+        no_key,
+        session_id,
+        prefix_aware_id,
+        previous_response_id,
+        shape is _COMPLETIONS and parsed and key != b"" and _are_ids(fields),
+        cache_salt,
+        tenant,
+        _answered_as(shape, fields) if key and parsed else None,
+        body,
+        messages if isinstance(messages, list) else None,
     )
 
 
@@ -175,17 +189,22 @@ def _has_more(body: bytes, mark: bytes, n: int) -> bool:
 
 
 _BY_LOAD = frozenset({Api.POOLING, Api.TOKENIZE, Api.OTHER})
+# Python 3.11 takes as long to find a member of an enum as to call a function.
+_CHAT, _COMPLETIONS, _GENERATE, _RESPONSES = Api.CHAT, Api.COMPLETIONS, Api.GENERATE, Api.RESPONSES
+_INVOCATIONS = Api.INVOCATIONS
 
 
-def _fields(body: bytes, *, encoded: bool, parsed: bool) -> tuple[dict[str, Any], NoKeyCause | None]:
+def _unparsed_fields(body: bytes, *, encoded: bool) -> tuple[dict[str, Any], NoKeyCause | None]:
     """Top-level fields of the body, as far as they can be seen."""
     if encoded:
         return {}, NoKeyCause.ENCODED
-    if not parsed:
-        # Whether the rest of it is JSON is the engine's question.
-        if body[: scan.EDGE_BYTES].lstrip()[:1] != b"{":
-            return {}, NoKeyCause.NOT_AN_OBJECT
-        return scan.edge_fields(body), None
+    # Whether the rest of it is JSON is the engine's question.
+    if body[: scan.EDGE_BYTES].lstrip()[:1] != b"{":
+        return {}, NoKeyCause.NOT_AN_OBJECT
+    return scan.edge_fields(body), None
+
+
+def _parsed_fields(body: bytes) -> tuple[dict[str, Any], NoKeyCause | None]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -227,11 +246,11 @@ def _parsed_key(shape: Api, fields: dict[str, Any]) -> tuple[bytes, int]:
 
 def _answered_as(shape: Api, fields: dict[str, Any]) -> Api | None:
     """See `Prompt.answered_as`; of fields that gave a key."""
-    if shape is Api.COMPLETIONS or shape is Api.GENERATE:
+    if shape is _COMPLETIONS or shape is _GENERATE:
         given = next((value for name in canonical.PROMPT_FIELDS if (value := fields.get(name))), None)
         # Behind token ids come token ids, which the answer's text does not tell.
         return shape if isinstance(given[0] if isinstance(given, list) else given, str) else None
-    turns = fields.get("input" if shape is Api.RESPONSES else "messages")
+    turns = fields.get("input" if shape is _RESPONSES else "messages")
     last = turns[-1] if isinstance(turns, list) else None
     if isinstance(last, dict) and last.get("role") == "assistant":
         return None  # a beginning that the answer goes on with: the next turn has one message of both, or two
@@ -250,14 +269,28 @@ def _unparsed_key(body: bytes) -> tuple[bytes, int]:
     return key, n_key_tokens(len(key)) + scan.sampled_tokens(body, stands_for)
 
 
-def _scope(model: str | None, fields: dict[str, Any]) -> bytes:
+def _scope(model: str | None, adapter: str | None, cache_salt: str | None, extra_key: str | None) -> bytes:
     # A JSON array: no two lists of names read the same.
-    return orjson.dumps((model, _adapter(fields), _text(fields.get("cache_salt")), _text(fields.get("extra_key"))))
+    return orjson.dumps((model, adapter, cache_salt, extra_key))
+
+
+_ADAPTER_FIELDS = ("lora_path", "lora_name", "lora_request")
+_LIMIT_FIELDS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_new_tokens")
+_NESTED_FIELDS = ("parameters", "sampling_params")
+# What needs a closer look, all in one question: most bodies have none of it.
+_RARE_FIELDS = frozenset({
+    *_ADAPTER_FIELDS,
+    *_LIMIT_FIELDS,
+    *_NESTED_FIELDS,
+    "cache_salt",
+    "extra_key",
+    "previous_response_id",
+}) - {"max_tokens"}  # fmt: skip
 
 
 def _adapter(fields: dict[str, Any]) -> str | None:
     """Name of a LoRA adapter given apart from the model: SGLang, vLLM's older forms, TGI."""
-    for name in ("lora_path", "lora_name", "lora_request"):
+    for name in _ADAPTER_FIELDS:
         value = fields.get(name)
         if isinstance(value, list) and value:  # one for each prompt of a batch
             value = value[0]
@@ -270,13 +303,16 @@ def _adapter(fields: dict[str, Any]) -> str | None:
 
 
 def _max_tokens(fields: dict[str, Any]) -> int | None:
-    for table in (fields, fields.get("parameters"), fields.get("sampling_params")):
+    for table in (fields, *map(fields.get, _NESTED_FIELDS)):
         if isinstance(table, dict):
-            for name in ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_new_tokens"):
-                value = table.get(name)
-                if type(value) is int and 0 <= value <= MAX_STATED_TOKENS:  # a bool is no number
-                    return value
+            for name in _LIMIT_FIELDS:
+                if (bound := _bound(table.get(name))) is not None:
+                    return bound
     return None
+
+
+def _bound(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= MAX_STATED_TOKENS else None  # a bool is no number
 
 
 def _text(value: object) -> str | None:

@@ -6,7 +6,6 @@ back: a lease is a context manager, and its end returns the place in flight what
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from math import inf
 from random import Random
 
 from prefixroute.core.audit import Audit
@@ -29,6 +28,7 @@ from prefixroute.core.request import Request
 from prefixroute.core.shadow import Shadows
 from prefixroute.core.survey import Sampling, Survey
 from prefixroute.core.tokens import ByteTokenizer, Tokenizer
+from prefixroute.core.turns import Turns
 from prefixroute.errors import NoInstanceError
 
 
@@ -98,6 +98,17 @@ class Router:
         for instance in instances:
             self.load.add(instance.slot)
             self.audit.feedback.add(instance.slot)
+        self._turns = Turns(
+            self.fleet,
+            self.load,
+            self.held,
+            self._matcher,
+            self._survey,
+            hold,
+            decide=self._pick,
+            take=self._take,
+            on_fault=self._fault,
+        )
         self._members = Membership(self.fleet, self.load, self.held, self.capacities, self.audit.feedback, exact)
 
     # ------------------------------------------------------------------ changes while it works
@@ -145,6 +156,7 @@ class Router:
         self.capacities.configure(default_capacity_tokens)
         self.audit.shadows = shadows
         self._survey.configure(sampling)
+        self._turns.configure(hold)
 
     # ------------------------------------------------------------------ deciding
 
@@ -157,8 +169,7 @@ class Router:
         try:
             material = self._tokenizer.tokenize(prompt)
         except Exception as fault:  # noqa: BLE001  a tokenizer's fault must never cost a request
-            self.n_policy_faults += 1
-            self.last_policy_fault = fault
+            self._fault(fault)
             material = b""
         chain = self._hasher.chain(prompt.scope, material) if material else []
         # A real tokenizer's ids do not go on as the key does.
@@ -202,9 +213,10 @@ class Router:
         facts, candidates = self._survey.look(request, now_s, ())
         if not candidates:
             raise NoInstanceError("no instance can take the request")
-        decision = self._decide(facts, candidates, None)
+        decision = self._pick(facts, candidates)
         chosen = decision.candidate
-        if self._hold is None or not self._is_busy(chosen, self._hold.hold_s * facts.fleet_rate):
+        hold = self._hold
+        if hold is None or not self._turns.is_busy(chosen, hold.hold_s * facts.fleet_rate):
             return self._take(request, facts, candidates, decision)
         model = request.prompt.model
         held = Held(request, now_s, grant, model if model is not None and self.fleet.knows_model(model) else None)
@@ -213,97 +225,9 @@ class Router:
         return held
 
     def release(self, now_s: float) -> None:
-        """Gives held requests to instances that have room, each through its `grant`.
-
-        Of the oldest, those with the least left to compute go first, weighed against how long they have waited. Only
-        of those whose model somebody with room may serve: others would hide them. Those that nobody can take any more
-        are told so. When all of the oldest wait for others, those behind them who would go where there is room are
-        looked at as well: else a prefix that is worth waiting for could keep everybody from idle instances.
-        """
-        if not len(self.held):
-            return
-        # Held under constants that hold nobody any more: all go.
-        hold = self._hold or HoldConstants(hold_s=inf, hold_batch=len(self.held))
-        fleet_rate = self.load.fleet_rate()
-        limit = hold.hold_s * fleet_rate
-        room: set[int] = set()
-        able: set[str | None] = set()
-        for model in self.held.models:
-            instances = self.fleet.candidates(model, now_s)
-            free = [i.slot for i in instances if self._has_room(i.slot, now_s, fleet_rate, limit)]
-            room.update(free)
-            if free or not instances:
-                able.add(model)
-        if not able:
-            return
-        n_held = len(self.held)
-        oldest = self.held.oldest(hold.hold_batch, able)
-        ahead: dict[int, float] = {}
-        self._release(oldest, room, ahead, now_s, fleet_rate, hold)
-        if len(self.held) == n_held > len(oldest):
-            behind = self.held.oldest(hold.hold_batch, able, bound_to=room, behind=oldest[-1])
-            self._release(behind, room, ahead, now_s, fleet_rate, hold)
-
-    def _release(
-        self,
-        batch: Sequence[Held],
-        room: set[int],
-        ahead: dict[int, float],
-        now_s: float,
-        fleet_rate: float,
-        hold: HoldConstants,
-    ) -> None:
-        """`room`: slots that have some, until they are filled. `ahead`: held work by slot that goes first; added to."""
-        limit = hold.hold_s * fleet_rate
-        waiting = []
-        for held in batch:
-            longest = max(self._matcher.glance(held.request, now_s)[0].values(), default=0)
-            work = self.load.work(longest, held.request.n_tokens)
-            waiting.append((work - hold.hold_age_tokens_per_s * (now_s - held.since_s), held))
-        waiting.sort(key=lambda entry: entry[0])
-        for _, held in waiting:
-            if held not in self.held:
-                continue  # a grant has made it leave
-            try:
-                slot = self._turn(held, now_s, ahead, room, limit)
-            except Exception as fault:  # noqa: BLE001  of one request, in the task of another: it asks again by itself
-                self.n_policy_faults += 1
-                self.last_policy_fault = fault
-                if self.held.leave(held):
-                    held.grant(None)
-                continue
-            if slot in room and not self._has_room(slot, now_s, fleet_rate, limit):
-                room.discard(slot)
-                if not room:
-                    break
-
-    def _turn(self, held: Held, now_s: float, ahead: dict[int, float], room: set[int], limit: float) -> int | None:
-        """Weighs one held request again: it goes, is bound anew, or is told that nobody can take it. Where it went."""
-        facts, candidates = self._survey.look(held.request, now_s, (), ahead, room)
-        if not candidates:
-            self.held.leave(held)
-            held.grant(None)
-            return None
-        decision = self._decide(facts, candidates, None)
-        chosen = decision.candidate
-        slot = chosen.instance.slot
-        if self._is_busy(chosen, limit):
-            self.held.bind(held, slot, chosen.work)
-            ahead[slot] = ahead.get(slot, 0.0) + chosen.work
-            return None
-        lease = self._take(held.request, facts, candidates, decision)
-        self.held.leave(held)
-        held.grant(lease)
-        return slot
-
-    def _has_room(self, slot: int, now_s: float, fleet_rate: float, limit: float) -> bool:
-        _, _, progress = self.load.observe(slot, now_s, fleet_rate)
-        return self.load.known_backlog(slot, progress) <= limit
-
-    def _is_busy(self, candidate: Candidate, limit: float) -> bool:
-        """Whether what is pending there keeps a prompt waiting for longer than the limit, in tokens."""
-        backlog = self.load.known_backlog(candidate.instance.slot, candidate.head_progress)
-        return candidate.pending_work > 0 and backlog > limit
+        """Gives held requests to instances that have room, each through its `grant`; see `turns`."""
+        if len(self.held):
+            self._turns.release(now_s)
 
     def explain(
         self, prompt: Prompt, *, now_s: float, only: str | None = None, token_ids: bytes | None = None
@@ -321,14 +245,19 @@ class Router:
             hold is not None
             and decision is not None
             and only is None
-            and self._is_busy(decision.candidate, hold.hold_s * facts.fleet_rate)
+            and self._turns.is_busy(decision.candidate, hold.hold_s * facts.fleet_rate)
         )
         return Explanation(facts, len(request.chain), token_ids is not None, candidates, decision, is_held)
 
+    def _fault(self, fault: Exception) -> None:
+        self.n_policy_faults += 1
+        self.last_policy_fault = fault
+
     def _decide(self, facts: Facts, candidates: list[Candidate], only: str | None) -> Decision:
-        for candidate in candidates if only is not None else ():
-            if candidate.instance.name == only:
-                return Decision(candidate, Reason.STORED)
+        if only is not None:
+            for candidate in candidates:
+                if candidate.instance.name == only:
+                    return Decision(candidate, Reason.STORED)
         return self._pick(facts, candidates)
 
     def _pick(self, facts: Facts, candidates: list[Candidate]) -> Decision:
@@ -337,20 +266,18 @@ class Router:
             decision = self.policy.pick(facts, tuple(candidates), self._rng)
             _check(decision, candidates)
         except Exception as fault:  # noqa: BLE001  a policy's fault must never cost a request
-            self.n_policy_faults += 1
-            self.last_policy_fault = fault
-            return Decision(least_outstanding(candidates, self._rng), Reason.FALLBACK)
+            self._fault(fault)
+            return Decision(least_outstanding(candidates, self._rng), _FALLBACK)
         return decision
 
     def _take(self, request: Request, facts: Facts, candidates: Sequence[Candidate], decision: Decision) -> Lease:
         candidate = decision.candidate
         slot = candidate.instance.slot
-        if decision.reason is not Reason.FALLBACK:
+        if decision.reason is not _FALLBACK:
             try:
                 self.policy.record(facts, decision)
             except Exception as fault:  # noqa: BLE001  as above: the choice stands
-                self.n_policy_faults += 1
-                self.last_policy_fault = fault
+                self._fault(fault)
         self.audit.dispatched(request, facts, candidates, decision)
         recorded = self.index.record(request.chain, slot)
         flight = self.load.begin(
@@ -362,15 +289,7 @@ class Router:
             matched_tokens=candidate.matched_tokens,
         )
         flight.request = request
-        return Lease(
-            self,
-            decision,
-            request,
-            candidates=candidates,
-            recorded=recorded,
-            flight=flight,
-            trial=self.fleet.taken(candidate.instance.name),
-        )
+        return Lease(self, decision, request, candidates, recorded, flight, self.fleet.taken(candidate.instance.name))
 
     # ------------------------------------------------------------------ what is learned of instances
 
@@ -425,6 +344,9 @@ class Router:
 
 
 _NUMBERS = (float, int)
+# Python 3.11 takes as long to find a member of an enum as to call a function.
+_FALLBACK = Reason.FALLBACK
+_PLAIN_NUMBERS = frozenset(_NUMBERS)
 
 
 def _check(decision: Decision, candidates: Sequence[Candidate]) -> None:
@@ -438,6 +360,8 @@ def _check(decision: Decision, candidates: Sequence[Candidate]) -> None:
         return
     if len(scores) != len(candidates):
         raise ValueError(f"the policy gave {len(scores)} scores for {len(candidates)} candidates")
+    if _PLAIN_NUMBERS.issuperset(map(type, scores)):
+        return
     for score in scores:
         if not isinstance(score, _NUMBERS):
             raise ValueError("the policy gave scores that are no numbers")  # noqa: TRY004  its value, again

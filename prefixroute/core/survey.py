@@ -75,7 +75,9 @@ class Survey:
         if ahead is None:
             ahead = self._held.by_slot
         fleet_rate, cold_work = load.fleet_rate(), load.work(0, n_tokens)
-        capacities = self._capacities.by_slot
+        weight_s = load.rate_weight_s
+        weight_tokens = fleet_rate * weight_s
+        capacities, loads = self._capacities.by_slot, load.by_slot
         candidates = []
         for instance in instances:
             slot = instance.slot
@@ -83,7 +85,11 @@ class Survey:
             if slot in matched:
                 matched_tokens = matched[slot]
                 work = load.work(matched_tokens, n_tokens)
-            own, rate, progress = load.observe(slot, now_s, fleet_rate)
+            own = loads[slot]
+            if own.waiting or own.silent:
+                _, rate, progress = load.observe(slot, now_s, fleet_rate)
+            else:  # as `observe` says of one with no prefill under way: most of a fleet, at most moments
+                rate, progress = (own.learned_tokens + weight_tokens) / (own.learned_s + weight_s), 0.0
             candidates.append(
                 # By position: keywords would make this, the most frequent call of a decision, cost thrice as much.
                 Candidate(
@@ -100,7 +106,7 @@ class Survey:
                     slot in told,
                 )
             )
-        held_work = self._held.work
+        held_work = self._held.work if self._held.by_slot else 0.0
         return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work, chain, held_work), candidates
 
     def _some(

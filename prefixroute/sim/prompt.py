@@ -8,7 +8,7 @@ from prefixroute.core.blocks import BYTES_PER_TOKEN
 from prefixroute.core.prompt import Prompt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SimPrompt(Prompt):
     """Stands for text it does not have: policies that compare beginnings compare ids of blocks instead.
 

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from prefixroute.core.blocks import BYTES_PER_TOKEN, BlockHasher
 
@@ -45,3 +46,19 @@ def test_other_scopes_share_no_block(two: list[bytes], seed: int, material: byte
 def test_other_seeds_share_no_block(two: list[int], scope: bytes, material: bytes) -> None:
     chains = [BlockHasher(1, seed).chain(scope, material) for seed in two]
     assert set(chains[0]).isdisjoint(chains[1])
+
+
+# A stride of such blocks is 128 bytes: some of these have none, some have several.
+long_materials = st.lists(st.sampled_from([b"a" * 50, b"b" * 128, b"c" * 4, b"d"]), max_size=12).map(b"".join)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"", b"m"]), long_materials), min_size=1, max_size=12), seeds)
+def test_what_a_hasher_has_seen_before_changes_no_chain(seen: list[tuple[bytes, bytes]], seed: int) -> None:
+    hasher = BlockHasher(1, seed)
+    for scope, material in [*seen, *reversed(seen)]:
+        parent = xxh3_64_intdigest(scope, seed)
+        chain = []
+        for begin in range(0, len(material) - BYTES_PER_TOKEN + 1, BYTES_PER_TOKEN):
+            parent = xxh3_64_intdigest(material[begin : begin + BYTES_PER_TOKEN], parent)
+            chain.append(parent)
+        assert hasher.chain(scope, material) == chain

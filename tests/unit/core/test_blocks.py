@@ -1,5 +1,7 @@
 """Where blocks begin and end, and what their hashes depend on."""
 
+import tracemalloc
+
 import pytest
 
 from prefixroute.core.blocks import BYTES_PER_TOKEN, BlockHasher
@@ -59,3 +61,18 @@ def test_equal_seeds_speak_of_the_same_blocks() -> None:
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])
 def test_every_64_bit_seed_can_be_used(seed: int) -> None:
     assert len(BlockHasher(16, seed).chain(SCOPE, material(BLOCK))) == 1
+
+
+def test_what_is_remembered_of_long_prompts_is_bounded() -> None:
+    hasher = BlockHasher(1, SEED)
+    tracemalloc.start()
+    try:
+        # Each has three strides: after some hundred of them new ones take the room of old ones.
+        used_bytes = []
+        for batch in range(4):
+            for n in range(400):
+                hasher.chain(SCOPE, (batch * 400 + n).to_bytes(4) * 100)
+            used_bytes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert max(used_bytes) < 1.1 * used_bytes[0] < 3_000_000

@@ -552,3 +552,12 @@ def test_other_constants_hold_from_now_on() -> None:
     fleet.configure(HealthConstants(fall=1, eject_s=5))
     fail(fleet, "a", STATUS, times=1)
     assert fleet.state("a").state is State.DOWN
+
+
+def test_who_is_drained_and_undrained_between_two_requests_is_gone_and_back() -> None:
+    fleet = up(make_fleet())
+    assert candidates(fleet) == "abc"
+    fleet.drain("b")
+    assert candidates(fleet) == "ac"
+    fleet.undrain("b")
+    assert candidates(fleet) == "abc"

@@ -248,6 +248,31 @@ def test_above_the_bound_in_bytes_the_fullest_instance_loses_its_oldest() -> Non
     assert held(index, make_chain(10, 1), slot=1) == 0
 
 
+@pytest.mark.parametrize("n_blocks", [1, 63, 64, 65, 200])
+def test_the_oldest_go_first_however_many_at_a_time(n_blocks: int) -> None:
+    """Some are looked up ahead: what is touched in between, taken back or evicted in a heap, must not go wrong."""
+    index = make_index(300)
+    old = [make_chain(10, seed) for seed in range(30)]
+    for chain in old:
+        index.record(chain, 0)
+    refused = index.record(make_chain(1, 99), 0)  # the oldest are looked up
+    assert held(index, old[0]) == 9
+    index.forget(refused)
+    index.record(old[1], 0)
+    index.record(make_chain(n_blocks, 100), 0)
+    # The room of the refused one was used first; old[1] is younger than the new blocks' victims.
+    order = [0, *range(2, 30)]
+    n_left = [10] * 30
+    n_left[0] = 9
+    n_to_go = n_blocks - 1
+    for n in order:
+        n_gone = min(n_to_go, n_left[n])
+        n_left[n] -= n_gone
+        n_to_go -= n_gone
+    assert [held(index, chain) for chain in old] == n_left
+    assert index.n_blocks(0) == 300
+
+
 def test_a_bound_in_bytes_too_small_for_anything_leaves_one_block_an_instance() -> None:
     index = make_index(10, 10, max_bytes=0)
     for seed in range(20):

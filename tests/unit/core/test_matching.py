@@ -22,6 +22,7 @@ from prefixroute.core.prompt import Api, Prompt, read_prompt
 from prefixroute.core.request import Request
 from prefixroute.core.router import Router
 from prefixroute.core.survey import Sampling
+from prefixroute.core.turns import Turns
 
 BLOCK_TOKENS = 64
 """Of the router's own blocks."""
@@ -338,7 +339,7 @@ def test_while_a_request_is_held_instances_are_asked_about_it_only_now_and_then(
         return match(index, prompt)
 
     monkeypatch.setattr(ExactIndex, "match", counted)
-    monkeypatch.setattr(fleet.router, "_has_room", lambda *_arguments: True)
+    monkeypatch.setattr(Turns, "_has_room", lambda *_arguments: True)
     for hundredth in range(100):
         fleet.router.release(hundredth / 100)
     assert 3 <= n_walks <= 5

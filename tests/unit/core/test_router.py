@@ -603,3 +603,24 @@ def test_a_chain_of_real_tokens_is_not_continued_by_text() -> None:
     request = router.read(chat("why?"))
     assert len(request.chain) == 1
     assert router.continued(request, b"because " * 100) is request.chain
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_candidates_are_as_the_load_says_idle_or_busy(stream: bool) -> None:
+    router = make_router(4)
+    for n in range(12):
+        lease = router.lease(router.read(chat(f"{n:08x}" * 3_000, stream=stream)), now_s=float(n))
+        lease.first_byte(n + 0.5 + n % 3, learn=True)
+        lease.end()
+    # One of four stays idle; prefills are under way, the first one for very long.
+    prompts = [chat(f"{n:07x}" * 3_000, stream=stream) for n in range(3)]
+    leases = [router.lease(router.read(prompt), now_s=20.0 + n) for n, prompt in enumerate(prompts)]
+    for now_s in (22.0, 23.5, 400.0):
+        lease = router.lease(router.read(unlike(7)), now_s=now_s)
+        lease.end()
+        fleet_rate = router.load.fleet_rate()
+        for candidate in lease.candidates:
+            _, rate, progress = router.load.observe(candidate.instance.slot, now_s, fleet_rate)
+            assert (candidate.prefill_rate, candidate.head_progress) == (rate, progress)
+    for lease in leases:
+        lease.end()
