@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from prefixroute import __version__
+from prefixroute.access_log import AccessLog
 from prefixroute.background import background
 from prefixroute.config.live import Change
 from prefixroute.config.settings import RecordingSettings, Settings
@@ -18,9 +19,9 @@ from prefixroute.drift import tell_drift
 from prefixroute.errors import n_requests
 from prefixroute.handshakes import FailedHandshakes
 from prefixroute.http.admin import Admin
+from prefixroute.http.front import ClientLimits, FrontServer, address, has_fast_parser, listen
 from prefixroute.http.routes import plain_path, route_of
-from prefixroute.http.server import ClientLimits, FrontServer, address, has_fast_parser, listen
-from prefixroute.logs import access_log, set_level
+from prefixroute.logs import set_level
 from prefixroute.memory import give_back
 from prefixroute.parts import Parts, Prepared, body_limits
 from prefixroute.record import RequestRecord
@@ -68,6 +69,8 @@ class App:
         self.exact = parts.exact
         self.router = parts.router
         self.metrics = parts.metrics
+        self._access_log = AccessLog(_access, self.router.fleet.knows_model)
+        self._logs_requests = settings.log.access
         self.proxy = parts.proxy
         self.security = parts.security
         self._notifier = notifier
@@ -102,6 +105,7 @@ class App:
         settings = change.settings
         if settings.log.level != old.log.level:
             set_level(settings.log.level)
+        self._logs_requests = settings.log.access
         if self._admin is not None:
             self._admin.configure(
                 strategy=settings.routing.strategy,
@@ -156,8 +160,8 @@ class App:
     def _on_record(self, record: RequestRecord) -> None:
         self.metrics.record(record)
         self.parts.leaving.look()
-        if self.settings.log.access:
-            access_log(record, _access, self.router.fleet.knows_model)
+        if self._logs_requests:
+            self._access_log.note(record)
         for slot, one in self.router.audit.feedback.take_changed():
             tell_drift(next(i.name for i in self.router.fleet.instances if i.slot == slot), one)
         if self.router.n_policy_faults > self._n_faults_told:
@@ -197,6 +201,7 @@ class App:
                 _client_limits(settings),
                 self.metrics.unread,
                 names_clients=lambda: self.settings.log.client_address,
+                max_fast_bytes=self._max_fast_bytes,
             )
             security, at = self.security, settings.listen
             self._watch_handshakes("data", security.listen_tls)
@@ -215,6 +220,7 @@ class App:
                 stack.callback(admin_server.close)
             await stack.enter_async_context(background(parts.prober.run(), "prober"))
             await stack.enter_async_context(background(self._give_back_memory(), "memory"))
+            await stack.enter_async_context(background(self.metrics.loop_lag.run(), "event loop's lag"))
             if parts.kv_events is not None:
                 await stack.enter_async_context(background(parts.kv_events.run(), "KV events"))
             if parts.tokens is not None:
@@ -233,10 +239,13 @@ class App:
                 await self._stay_open()
                 server.close()
                 # Before connections let go of theirs.
-                transports += [c.transport for c in front.connections if c.transport is not None]
+                transports += front.transports()
                 front.pre_shutdown()
                 await self._drain(transports)
                 self.proxy.is_cutting_off = True
+
+    def _max_fast_bytes(self) -> int:
+        return self.settings.limits.max_body_bytes if self.settings.lane == "auto" else 0
 
     def _watch_handshakes(self, plane: str, tls: ServerTls | None) -> None:
         if tls is None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from prefixroute import __version__
+from prefixroute.collector import settle
 from prefixroute.errors import ConfigError, PrefixRouteError
 from prefixroute.memory import bound_heap
 from prefixroute.trial_commands import TRIAL_COMMANDS
@@ -147,6 +148,7 @@ def serve(
                     typer.echo("\n".join(router.banner()), err=True)
             await stop.wait()
 
+    settle()
     with closing(configure_logs(settings.log.format, settings.log.level)):
         try:
             run(serving(settings))

@@ -17,12 +17,11 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TextIO
 
 from prefixroute.backlog import Backlog
 from prefixroute.errors import PrefixRouteError
-from prefixroute.record import RequestRecord
 
 # Lines not written yet. Above 20,000 requests, which no reader is that much behind for a good reason.
 MAX_BACKLOG_CHARS = 8 * 1024 * 1024
@@ -34,10 +33,10 @@ _GATHER_S = 0.02
 # How long the end of the service may be held up by a reader that does not read.
 _FLUSH_S = 1.0
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
 # Controls (C0, DEL, C1), line and paragraph separators, bidirectional marks, lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
+_is_plain = re.compile(r"[!#-<>-\[\]-~]+").fullmatch
+_MILLISECONDS = tuple(f".{n:03d}Z" for n in range(1000))
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -73,47 +72,26 @@ def set_level(level: str) -> None:
         logging.getLogger(library).setLevel(max(root.level, logging.WARNING))
 
 
-def access_log(record: RequestRecord, logger: logging.Logger, knows_model: Callable[[str], bool]) -> None:
-    """One line for a finished request. `knows_model`: whether a model's name may be shown."""
-    if not logger.isEnabledFor(logging.INFO):
-        return
-    model = record.model
-    fields: dict[str, Any] = {
-        "request_id": record.request_id,
-        "method": record.method if record.method in _METHODS else "other",
-        "route": record.route,
-        "lane": record.lane,
-        "key": record.key,
-        "model": model if model is None or knows_model(model) else "other",
-        "status": record.status,
-        "outcome": record.outcome.value,
-        "error": record.error,
-        "upstream": record.upstream,
-        "reason": record.reason.value if record.reason is not None else None,
-        "attempts": ",".join([attempt.value for attempt in record.attempts]) or None,
-        "streamed": record.streamed,
-        "prompt_tokens": record.prompt_tokens,
-        "matched_tokens": record.matched_tokens,
-        "cached_tokens": record.cached_tokens,
-        "ttft_ms": _ms(record.ttft_s),
-        "duration_ms": _ms(record.duration_s),
-        "waited_ms": _ms(record.waited_s) if record.waited_s else None,
-        "held_ms": _ms(record.held_s) if record.held_s else None,
-        "body_bytes": record.body_bytes,
-        "answer_bytes": record.answer_bytes,
-    }
-    if record.client is not None:
-        fields["client"] = record.client
-    # Past `Logger.info`, which would walk the stack for the caller's place.
-    entry = logging.LogRecord(logger.name, logging.INFO, "", 0, "request", None, None)
-    entry.fields = fields
-    logger.handle(entry)
-
-
 def log_loop_exception(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """For `loop.set_exception_handler`: the default one prints the exception's text and the task's arguments."""
     exception = context.get("exception")
     logging.getLogger("asyncio").error("%s", context.get("message", "unhandled exception"), exc_info=exception or False)
+
+
+def only_line_handler(logger: logging.Logger, level: int) -> "LineHandler | None":
+    """The handler that a line of `logger` goes to, if there is no other and no filter, and it takes this level."""
+    found: logging.Handler | None = None
+    at: logging.Logger | None = logger
+    while at is not None:
+        if at.handlers:
+            if found is not None or len(at.handlers) > 1:
+                return None
+            found = at.handlers[0]
+        at = at.parent if at.propagate else None
+    # Not one derived from it: who knows what that does with a record.
+    if type(found) is not LineHandler or found.level > level or found.filters or logger.filters:
+        return None
+    return found
 
 
 class LineHandler(logging.Handler):
@@ -141,6 +119,10 @@ class LineHandler(logging.Handler):
             line = self.format(record)
         except Exception:  # noqa: BLE001  arguments that do not fit the message: no reason to fail what was logged
             line = f"a record of {record.name} at {record.filename}:{record.lineno} could not be formatted\n"
+        self.write_line(line)
+
+    def write_line(self, line: str) -> None:
+        """A line that is made already, with its end; past level and filters. By any thread."""
         if not self._backlog.put(line):
             self.n_dropped += 1
 
@@ -187,16 +169,19 @@ class _LineFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._second = (0, "")
+        self._second = (-1, "")
 
-    def _time(self, record: logging.LogRecord) -> str:
-        second = int(record.created)
+    def time_text(self, at_s: float) -> str:
+        """Unix time as lines have it."""
         # Two threads at the turn of a second both store a pair that is right.
-        cached, text = self._second
-        if cached != second:
+        second, text = self._second
+        since_s = at_s - second
+        if not 0 <= since_s < 1:
+            second = int(at_s)
+            since_s = at_s - second
             text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
             self._second = (second, text)
-        return f"{text}.{int(record.created % 1 * 1000):03d}Z"
+        return text + _MILLISECONDS[int(since_s * 1000)]
 
     def _message(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
@@ -209,11 +194,8 @@ class TextFormatter(_LineFormatter):
     """`TIME level logger: message key=value …`; None is left out; a traceback follows, each line behind `  | `."""
 
     def format(self, record: logging.LogRecord) -> str:
-        parts = [f"{self._time(record)} {record.levelname.lower()} {record.name}: {escaped(self._message(record))}"]
-        for key, value in getattr(record, "fields", {}).items():
-            if value is not None:
-                parts.append(f"{key}={_text_value(value)}")
-        line = " ".join(parts)
+        head = f"{self.time_text(record.created)} {record.levelname.lower()} {record.name}"
+        line = f"{head}: {escaped(self._message(record))}{text_pairs(getattr(record, 'fields', {}))}"
         if record.exc_info and record.exc_info[1] is not None:
             line += "".join([f"\n  | {escaped(part)}" for part in traceback_lines(record.exc_info[1])])
         return line + "\n"
@@ -224,11 +206,11 @@ class JsonFormatter(_LineFormatter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+        self.encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": self._time(record),
+            "time": self.time_text(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": self._message(record),
@@ -236,7 +218,7 @@ class JsonFormatter(_LineFormatter):
         }
         if record.exc_info and record.exc_info[1] is not None:
             line["exception"] = "\n".join(traceback_lines(record.exc_info[1]))
-        return self._encode(line) + "\n"
+        return self.encode(line) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -290,13 +272,23 @@ def _escape(match: re.Match[str]) -> str:
     )
 
 
-def _text_value(value: object) -> str:
+def text_pairs(fields: Mapping[str, object]) -> str:
+    """` key=value` for each field that is not None."""
+    return "".join([f" {key}={text_value(value)}" for key, value in fields.items() if value is not None])
+
+
+def text_value(value: object) -> str:
+    """A value as text has it."""
     if value is True:
         return "true"
     if value is False:
         return "false"
-    text = str(value)
-    if _PLAIN.fullmatch(text):
+    return quoted(str(value))
+
+
+def quoted(text: str) -> str:
+    """`text` as it is, or in quotes where it could be taken for more than one word."""
+    if _is_plain(text):
         return text
     return '"' + escaped(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
@@ -306,7 +298,3 @@ def _fd(stream: TextIO) -> int | None:
         return stream.fileno()
     except (OSError, ValueError):  # in memory, or closed
         return None
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)

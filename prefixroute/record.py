@@ -15,6 +15,9 @@ from prefixroute.core.prompt import NoKeyCause
 class Outcome(Enum):
     """How a request ended. Closed: values are metric labels."""
 
+    # Members are equal to themselves only. Enum's own hash is a function in Python, and each request is counted by it.
+    __hash__ = object.__hash__
+
     OK = "ok"
     """An answer below 400 was relayed whole."""
     CLIENT_ERROR = "client_error"
@@ -39,6 +42,8 @@ class Outcome(Enum):
 
 class AttemptOutcome(Enum):
     """How one attempt on one instance ended. Closed: values are metric labels."""
+
+    __hash__ = object.__hash__  # as above
 
     ANSWERED = "answered"
     BUSY = "busy"

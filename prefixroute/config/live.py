@@ -50,6 +50,7 @@ LIVE = frozenset(
         "limits.per_key_in_flight",
         "limits.per_key_requests_per_minute",
         "engine_control",
+        "lane",
         "log.level",
         "log.access",
         "log.client_address",

@@ -117,6 +117,8 @@ class SessionSettings(Table):
     def _check_header(cls, header: str) -> str:
         if _HEADER.fullmatch(header) is None:
             raise SettingError("must be the name of an HTTP header, such as x-session-id")
+        if header.lower() == "x-request-id":
+            raise SettingError("must name a session, and x-request-id names one request: use another header")
         return header.lower()
 
 

@@ -503,6 +503,9 @@ class Settings(Table):
     upstream: UpstreamSettings = Field(UpstreamSettings(), description="Connections to instances.")
     retry: RetrySettings = Field(RetrySettings(), description="Further attempts after a failed one.")
     limits: LimitsSettings = Field(LimitsSettings(), description="Bounds on memory and waiting.")
+    lane: Literal["auto", "aiohttp"] = Field(
+        "auto", description="auto: plain requests are read by the fast lane, others by aiohttp; aiohttp: all of them."
+    )
     engine_control: Literal["deny", "allow"] = Field(
         "deny", description="Whether clients reach sleep, cache reset, LoRA loading and profiling."
     )

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import orjson
-from aiohttp import web
 
 from prefixroute.core.fleet import InstanceState
 from prefixroute.core.prompt import MAX_PARSED_BYTES, Api, read_prompt
@@ -22,13 +21,14 @@ from prefixroute.core.router import Router
 from prefixroute.core.tokens import ExactTokens
 from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError, UnauthorizedError
 from prefixroute.http.admin_views import explanation_view, instance_view, ladder_view, record_view, states_view
+from prefixroute.http.arrival import Arrival, RequestHead
 from prefixroute.http.ask import read_token_ids
 from prefixroute.http.auth import AdminToken
 from prefixroute.http.body import BodyLimits, check_head, check_length, expect_continue, read_whole
 from prefixroute.http.decisions import Decisions
-from prefixroute.http.headers import RawHeaders, first, is_encoded, prefix_aware_id, short_text
+from prefixroute.http.headers import RawHeaders, is_encoded, prefix_aware_id, short_text
 from prefixroute.http.response import RawResponse
-from prefixroute.http.routes import origin_form, plain_path
+from prefixroute.http.routes import origin_form
 from prefixroute.http.stored import StoredResponses
 from prefixroute.metrics import NONE, OTHER, Metrics, encode
 
@@ -51,7 +51,7 @@ _ENDPOINTS = {
 
 # Status, headers (a Content-Type among them), body.
 Reply = tuple[int, RawHeaders, bytes]
-_Endpoint = Callable[[web.BaseRequest], Awaitable[Reply]]
+_Endpoint = Callable[[Arrival], Awaitable[Reply]]
 
 
 class UnknownInstanceError(RequestError):
@@ -142,32 +142,33 @@ class Admin:
         self._session_header = session_header.lower().encode("ascii")
         self._body_limits = body_limits
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, arrival: Arrival) -> RawResponse:
         """The answer to one request, already written. Every error as JSON, and none with a traceback."""
         try:
-            status, headers, body = await self._reply(request)
+            status, headers, body = await self._reply(arrival)
         except PrefixRouteError as error:
             status, headers, body = _error(error)
         except Exception as fault:  # noqa: BLE001  the admin plane's one place that answers 500
             _log.error("admin: %s\n%s", type(fault).__name__, "".join(format_tb(fault.__traceback__)))
             status, headers, body = _error(PrefixRouteError("internal error"))
-        response = RawResponse(request, close=request.can_read_body)
+        response = RawResponse(arrival, close=arrival.is_unread)
         response.whole_now(status, headers, body)
         return response
 
-    async def _reply(self, request: web.BaseRequest) -> Reply:
-        check_head(request)
-        path = plain_path(request.raw_path)
+    async def _reply(self, arrival: Arrival) -> Reply:
+        head = arrival.head
+        check_head(head)
+        path = head.path
         # Orchestrators ask these two, and have no token.
-        if path not in ("/livez", "/readyz") and not self._token.admits(request.raw_headers):
+        if path not in ("/livez", "/readyz") and not self._token.admits(head.headers):
             raise UnauthorizedError("the admin token is required (Authorization: Bearer TOKEN)")
-        if request.method in ("GET", "HEAD"):
+        if head.method in ("GET", "HEAD"):
             endpoint = self._decision if path.startswith(_DECISIONS) else self._get.get(path)
         else:
-            _refuse_web_pages(request.raw_headers)
-            endpoint = self._posted(path) if request.method == "POST" else None
+            _refuse_web_pages(head)
+            endpoint = self._posted(path) if head.method == "POST" else None
         if endpoint is not None:
-            return await endpoint(request)
+            return await endpoint(arrival)
         if path in self._get or path.startswith(_DECISIONS):
             raise MethodError("GET,HEAD")
         if self._posted(path) is not None:
@@ -184,40 +185,40 @@ class Admin:
         endpoint = {"drain": self._drain, "undrain": self._undrain}.get(action)
         return endpoint if any(one.name == name for one in self._router.fleet.instances) else None
 
-    async def _index(self, _request: web.BaseRequest) -> Reply:
+    async def _index(self, _arrival: Arrival) -> Reply:
         return _json({"endpoints": _ENDPOINTS})
 
-    async def _show_metrics(self, request: web.BaseRequest) -> Reply:
+    async def _show_metrics(self, arrival: Arrival) -> Reply:
         # Encoding thousands of series takes tens of milliseconds, which no stream should wait for.
-        accept = ",".join(request.headers.getall("Accept", []))
+        accept = b",".join(arrival.head.all_of(b"accept")).decode("latin-1")
         body, content_type = await asyncio.to_thread(encode, self._metrics.snapshot(), accept)
         return 200, [(b"Content-Type", content_type.encode("ascii"))], body
 
-    async def _livez(self, _request: web.BaseRequest) -> Reply:
+    async def _livez(self, _arrival: Arrival) -> Reply:
         return _json({"live": True})
 
-    async def _readyz(self, request: web.BaseRequest) -> Reply:
+    async def _readyz(self, arrival: Arrival) -> Reply:
         reasons = []
         if self._is_stopping():
             reasons.append("stopping")
         if not self._router.fleet.can_serve(self._clock()):
             reasons.append("no_instance")
         body: dict[str, Any] = {"ready": not reasons, "reasons": reasons}
-        if self._token.admits(request.raw_headers):
+        if self._token.admits(arrival.head.headers):
             body["instances"] = states_view(self._router)
         return _json(body, status=503 if reasons else 200)
 
-    async def _instances(self, _request: web.BaseRequest) -> Reply:
+    async def _instances(self, _arrival: Arrival) -> Reply:
         now_s = self._clock()
         return _json([instance_view(self._router, state, now_s) for state in self._router.fleet.states()])
 
-    async def _ladder(self, _request: web.BaseRequest) -> Reply:
+    async def _ladder(self, _arrival: Arrival) -> Reply:
         return _json(ladder_view(self._router.audit.ladder))
 
-    async def _decision(self, request: web.BaseRequest) -> Reply:
+    async def _decision(self, arrival: Arrival) -> Reply:
         decisions = self._decisions
         # As written: in an id, dots and doubled slashes mean nothing.
-        path = unquote((origin_form(request.raw_path) or "").partition("?")[0])
+        path = unquote((origin_form(arrival.head.target) or "").partition("?")[0])
         record = decisions.find(path.removeprefix(_DECISIONS))
         if record is None:
             raise UnknownDecisionError(
@@ -230,44 +231,44 @@ class Admin:
     def _shown(self, model: str) -> str:
         return model if self._router.fleet.knows_model(model) else OTHER
 
-    async def _drain(self, request: web.BaseRequest) -> Reply:
-        state = self._named(request)
+    async def _drain(self, arrival: Arrival) -> Reply:
+        state = self._named(arrival)
         self._router.fleet.drain(state.instance.name)
         _log.info("%s drains: it gets no new requests", state.instance.name)
         return _json(instance_view(self._router, state, self._clock()))
 
-    async def _undrain(self, request: web.BaseRequest) -> Reply:
-        state = self._named(request)
+    async def _undrain(self, arrival: Arrival) -> Reply:
+        state = self._named(arrival)
         self._router.fleet.undrain(state.instance.name)
         _log.info("%s takes requests again", state.instance.name)
         self._on_change()
         return _json(instance_view(self._router, state, self._clock()))
 
-    async def _explain(self, request: web.BaseRequest) -> Reply:
-        raw = request.raw_headers
-        check_length(request, self._body_limits.max_bytes)
-        expect_continue(request)
-        body = await read_whole(request.content, self._body_limits)
-        path = parse_qs(request.raw_path.partition("?")[2]).get("path")
+    async def _explain(self, arrival: Arrival) -> Reply:
+        head = arrival.head
+        check_length(arrival, self._body_limits)
+        expect_continue(arrival)
+        body = await read_whole(arrival, self._body_limits)
+        path = parse_qs(head.target.partition("?")[2]).get("path")
         api = _guess(body) if path is None else self._classify(path[0])
         prompt = read_prompt(
             api,
             body,
-            session_id=short_text(raw, self._session_header),
-            prefix_aware_id=prefix_aware_id(raw),
-            encoded=is_encoded(raw),
+            session_id=short_text(head.first(self._session_header)),
+            prefix_aware_id=prefix_aware_id(head.first(b"x-amzn-sagemaker-prefix-aware-id")),
+            encoded=is_encoded(head.headers),
         )
         only = self._stored.home(prompt.previous_response_id)
         token_ids = await read_token_ids(self._exact_tokens, api, prompt)
         explanation = self._router.explain(prompt, now_s=self._clock(), only=only, token_ids=token_ids)
         return _json(explanation_view(self._router, explanation, self._strategy))
 
-    def _named(self, request: web.BaseRequest) -> InstanceState:
-        return self._router.fleet.state(plain_path(request.raw_path)[len(_INSTANCES) :].rpartition("/")[0])
+    def _named(self, arrival: Arrival) -> InstanceState:
+        return self._router.fleet.state(arrival.head.path[len(_INSTANCES) :].rpartition("/")[0])
 
 
-def _refuse_web_pages(headers: RawHeaders) -> None:
-    if first(headers, b"origin") is not None or first(headers, b"sec-fetch-site") in _FOREIGN_SITES:
+def _refuse_web_pages(head: RequestHead) -> None:
+    if b"origin" in head.index or head.first(b"sec-fetch-site") in _FOREIGN_SITES:
         raise ForbiddenError("requests of web pages are refused here")
 
 

@@ -3,30 +3,28 @@
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-
-from aiohttp import web
+from typing import NamedTuple
 
 from prefixroute.core.blocks import BYTES_PER_TOKEN
 from prefixroute.core.content import n_key_tokens
 from prefixroute.core.prompt import Api, Prompt, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.core.tokens import ExactTokens
+from prefixroute.http.arrival import Arrival, RequestHead
 from prefixroute.http.body import BodyLimits, check_length, expect_continue, read_whole, stream
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import (
-    RawHeaders,
     asks_for_websocket,
-    first,
-    forwarded,
     identified,
     is_encoded,
     prefix_aware_id,
+    rendered,
     short_text,
     switching,
 )
 from prefixroute.http.holding import Holding
 from prefixroute.http.retry import RetryBudget
-from prefixroute.http.routes import Route, plain_path, stored_response_id
+from prefixroute.http.routes import plain_path, stored_response_id
 from prefixroute.http.stored import StoredResponses
 from prefixroute.http.upstream import Upstream, UpstreamRequest
 from prefixroute.http.waiting import WaitingRoom
@@ -55,8 +53,7 @@ class Exchanges:
     exact_tokens: ExactTokens | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One request, ready to be sent. `body_again`: its body can be sent a second time."""
 
     prompt: Prompt
@@ -74,43 +71,46 @@ class Ask:
 
 
 async def read_ask(
-    request: web.BaseRequest,
+    arrival: Arrival,
     record: RequestRecord,
-    route: Route,
     target: str,
     *,
     stored: StoredResponses,
     limits: BodyLimits,
     session_header: bytes,
-    headers: RawHeaders | None = None,
+    head: RequestHead | None = None,
     tenant: bytes = b"",
     exact_tokens: ExactTokens | None = None,
 ) -> Ask:
     """The request as it will be sent, and the prompt that decides where to. Notes what it sees in `record`.
 
-    `headers`: what goes on instead of the request's own. `tenant`: whose prompts may match this one; empty: anyone's.
+    `head`: what goes on instead of the request's own. `tenant`: whose prompts may match this one; empty: anyone's.
 
     Raises RequestError: the body is too large, malformed, or comes with a demand that cannot be met.
     """
-    raw = request.raw_headers if headers is None else headers
-    understood = route.api is not Api.OTHER and request.method == "POST"
-    declared = check_length(request, limits.max_bytes)
+    own, route = arrival.head, arrival.head.route
+    head = head or own
+    method = own.method
+    understood = route.api is not Api.OTHER and method == "POST"
+    check_length(arrival, limits)
+    declared = arrival.length
     content: bytes | Callable[[], AsyncIterator[bytes]] | None = None
-    if request.body_exists:
-        expect_continue(request)
-        if understood and not _is_multipart(raw):
-            content = await read_whole(request.content, limits)
+    if arrival.whole is not None:
+        content, declared = arrival.whole, None
+    elif arrival.content is not None:
+        expect_continue(arrival)
+        if understood and not _is_multipart(head):
+            content = await read_whole(arrival, limits)
             declared = None
         else:
-            content = partial(stream, request.content, limits)
-    whole = content if isinstance(content, bytes) else b""
+            content = partial(stream, arrival.content, limits)
     prompt = read_prompt(
         route.api if understood else Api.OTHER,
-        whole,
+        content if isinstance(content, bytes) else b"",
         # It may be a header with a key: who it is, is told by that as well.
-        session_id=short_text(request.raw_headers, session_header),
-        prefix_aware_id=prefix_aware_id(raw),
-        encoded=is_encoded(raw),
+        session_id=short_text(own.first(session_header)),
+        prefix_aware_id=prefix_aware_id(head.first(b"x-amzn-sagemaker-prefix-aware-id")),
+        encoded=b"content-encoding" in head.index and is_encoded(head.headers),
         tenant=tenant,
     )
     # Records are kept: a name must not be as long as a body.
@@ -118,18 +118,34 @@ async def read_ask(
     record.streamed = prompt.stream
     record.prompt_tokens = prompt.n_tokens
     record.no_key = prompt.no_key if understood else None
-    token_ids = await read_token_ids(exact_tokens, route.api, prompt)
+    token_ids = None
+    if exact_tokens is not None or prompt.is_token_ids:
+        token_ids = await read_token_ids(exact_tokens, route.api, prompt)
     if token_ids is not None:
         # Of a batch, key and ids are the first prompt's; the others stay estimated.
         record.prompt_tokens += len(token_ids) // BYTES_PER_TOKEN - n_key_tokens(len(prompt.key))
     # Old clients know no other protocol, and a body in front of one would be an odd thing.
-    switches = content is None and request.method == "GET" and request.version.minor > 0 and asks_for_websocket(raw)
-    sent = identified(switching(raw) if switches else forwarded(raw), record.request_id)
+    switches = content is None and method == "GET" and own.minor > 0 and asks_for_websocket(head.headers)
+    if switches:
+        fields = rendered(identified(switching(head.headers), record.request_id))
+    else:
+        fields = head.fields_for(record.request_id)
+    stored_id = prompt.previous_response_id
+    if stored_id is None and not own.is_plain:
+        stored_id = stored_response_id(plain_path(target))
     return Ask(
         prompt=prompt,
-        request=UpstreamRequest(request.method, target, sent, content, declared, switches),
+        request=UpstreamRequest(
+            method.encode("ascii"),
+            target.encode("utf-8", "surrogateescape"),
+            fields,
+            head.has_credentials,
+            content,
+            declared,
+            switches,
+        ),
         request_id=record.request_id,
-        only=stored.home(prompt.previous_response_id or stored_response_id(plain_path(target))),
+        only=None if stored_id is None else stored.home(stored_id),
         repeatable=route.repeatable,
         body_again=content is None or isinstance(content, bytes),
         watched=understood,
@@ -147,5 +163,5 @@ async def read_token_ids(exact_tokens: ExactTokens | None, api: Api, prompt: Pro
     return await exact_tokens.of(api, prompt) if exact_tokens is not None and prompt.key else None
 
 
-def _is_multipart(headers: RawHeaders) -> bool:
-    return (first(headers, b"content-type") or b"").lstrip().lower().startswith(b"multipart/")
+def _is_multipart(head: RequestHead) -> bool:
+    return (head.first(b"content-type") or b"").lstrip().lower().startswith(b"multipart/")

@@ -9,9 +9,11 @@ import hmac
 import secrets
 from collections.abc import Callable, Sequence
 from math import ceil
+from typing import NamedTuple
 
 from prefixroute.config.api_keys import ApiKey, digest_of
 from prefixroute.errors import TooManyRequestsError, UnauthorizedError, n_requests
+from prefixroute.http.arrival import RequestHead
 from prefixroute.http.cors import Cors
 from prefixroute.http.headers import RawHeaders
 
@@ -81,15 +83,15 @@ class Caller:
 class Visit:
     """One request that may be served. `leave` it in the end, whatever happens.
 
-    `headers`: of the request, without keys of ours.
+    `head`: of the request, without keys of ours.
     """
 
-    __slots__ = ("_caller", "_since_s", "headers")
+    __slots__ = ("_caller", "_since_s", "head")
 
-    def __init__(self, caller: Caller, headers: RawHeaders, now_s: float) -> None:
+    def __init__(self, caller: Caller, head: RequestHead, now_s: float) -> None:
         self._caller = caller
         self._since_s = now_s
-        self.headers = headers
+        self.head = head
 
     @property
     def name(self) -> str:
@@ -103,6 +105,14 @@ class Visit:
 
     def leave(self, now_s: float) -> None:
         self._caller.give_back(now_s - self._since_s)
+
+
+class _Admitted(NamedTuple):
+    """Whose key a head brings, by which keys, and the head without it."""
+
+    by: dict[bytes, tuple[bytes, Caller]]
+    caller: Caller
+    head: RequestHead
 
 
 class ApiKeys:
@@ -134,11 +144,20 @@ class ApiKeys:
         gone = {name: caller for name, caller in self._callers.items() if name not in callers and caller.in_flight}
         self._callers, self._by_digest = gone | callers, by_digest
 
-    def enter(self, headers: RawHeaders) -> Visit:
+    def enter(self, head: RequestHead) -> Visit:
         """A request comes. Raises UnauthorizedError, KeyLimitError."""
+        admitted = head.admitted
+        # Found out once for a head, and again when there are other keys.
+        if not isinstance(admitted, _Admitted) or admitted.by is not self._by_digest:
+            admitted = head.admitted = self._admit(head)
+        now_s = self._clock()
+        admitted.caller.take(now_s)
+        return Visit(admitted.caller, admitted.head, now_s)
+
+    def _admit(self, head: RequestHead) -> "_Admitted":
         kept = []
         caller = None
-        for header in headers:
+        for header in head.headers:
             found = None
             # Nearly all headers are of another length, which is less work to see.
             if len(header[0]) in _LENGTHS and (key := _presented(header)) is not None:
@@ -149,9 +168,7 @@ class ApiKeys:
                 caller = found
         if caller is None:
             raise UnauthorizedError("a valid API key is required (Authorization: Bearer KEY, or x-api-key: KEY)")
-        now_s = self._clock()
-        caller.take(now_s)
-        return Visit(caller, kept, now_s)
+        return _Admitted(self._by_digest, caller, head.without(kept))
 
     def in_flight(self, name: str) -> int:
         """Requests under way by keys of this name."""

@@ -5,12 +5,8 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from aiohttp import HttpVersion10, HttpVersion11, StreamReader, web
-
 from prefixroute.errors import BodyTooLargeError, RequestError
-from prefixroute.http.headers import all_of, first
-
-# `web.BaseRequest` is used for its parsed head and its reader only; its own limits and helpers are not.
+from prefixroute.http.arrival import Arrival, Body, RequestHead
 
 # As many as 64 bits need.
 MAX_LENGTH_DIGITS = 19
@@ -51,26 +47,20 @@ class ExpectationError(RequestError):
     code = "expectation_failed"
 
 
-def length(request: web.BaseRequest) -> int | None:
-    """The declared length of the body, bytes; None when it is chunked or absent."""
-    declared = first(request.raw_headers, b"content-length")
-    return int(declared) if declared is not None else None
-
-
-def check_head(request: web.BaseRequest) -> None:
+def check_head(head: RequestHead) -> None:
     """Refuses heads that two servers may read differently. Raises FramingError.
 
     aiohttp's parser refuses most of them. It lets through: other codings besides chunked, and any on HTTP/1.0; lengths
     of thousands of digits; a Host that names no host; the first lines of HTTP/0.9 and HTTP/2; fragments in targets.
     """
-    if "#" in request.raw_path:
+    if "#" in head.target:
         # Some would cut it off there, and see another path (RFC 9112, 3.2).
         raise MalformedHeadError("the request target must have no fragment ('#' is sent as %23)")
-    if request.version not in (HttpVersion10, HttpVersion11):
+    if head.minor not in (0, 1):
         raise FramingError("only HTTP/1.1 and HTTP/1.0 are spoken here")
     declared: bytes | None = None
     codings: list[bytes] = []
-    for name, value in request.raw_headers:
+    for name, value in head.headers:
         match name.lower():
             case b"transfer-encoding":
                 codings.append(value)
@@ -79,25 +69,27 @@ def check_head(request: web.BaseRequest) -> None:
                 if len(value) > MAX_LENGTH_DIGITS or not value.isdigit():
                     raise FramingError("the request's Content-Length cannot be taken")
             case b"host":
-                if _AUTHORITY.fullmatch(value) is None:
+                if not is_authority(value):
                     raise MalformedHeadError("the request's Host names no host")
     if codings and (
-        len(codings) > 1
-        or codings[0].strip().lower() != b"chunked"
-        or request.version < HttpVersion11
-        or declared is not None
+        len(codings) > 1 or codings[0].strip().lower() != b"chunked" or head.minor == 0 or declared is not None
     ):
         raise FramingError("the request's Transfer-Encoding cannot be taken (only 'chunked', on HTTP/1.1)")
 
 
-def expect_continue(request: web.BaseRequest) -> None:
+def is_authority(host: bytes) -> bool:
+    """Whether a Host names a host."""
+    return _AUTHORITY.fullmatch(host) is not None
+
+
+def expect_continue(arrival: Arrival) -> None:
     """Tells a client that waits for it to send its body. Raises ExpectationError for any other demand."""
-    demands = all_of(request.raw_headers, b"expect")
-    if not demands or request.version.minor == 0:
+    head = arrival.head
+    if b"expect" not in head.index or head.minor == 0:
         return
-    if any(demand.strip().lower() != b"100-continue" for demand in demands):
+    if any(demand.strip().lower() != b"100-continue" for demand in head.all_of(b"expect")):
         raise ExpectationError("only 'Expect: 100-continue' can be met")
-    transport = request.transport
+    transport = arrival.client.transport
     if transport is not None:
         transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -114,28 +106,31 @@ class BodyLimits:
     bytes_per_s: float = 1024.0
 
 
-def check_length(request: web.BaseRequest, max_bytes: int) -> int | None:
-    """The declared length, as `length`. Raises BodyTooLargeError when it passes `max_bytes`."""
-    declared = length(request)
-    if declared is not None and declared > max_bytes:
-        raise _too_large(max_bytes)
-    return declared
+def check_length(arrival: Arrival, limits: BodyLimits) -> None:
+    """Raises BodyTooLargeError when the body's length is known to be above its limit."""
+    if arrival.length is not None and arrival.length > limits.max_bytes:
+        raise _too_large(limits.max_bytes)
 
 
-async def read_whole(content: StreamReader, limits: BodyLimits) -> bytes:
+async def read_whole(arrival: Arrival, limits: BodyLimits) -> bytes:
     """The whole body. Raises BodyTooLargeError as soon as it is known to be too long, and SlowBodyError."""
+    if arrival.whole is not None:
+        return arrival.whole
+    content = arrival.content
+    if content is None:
+        return b""
     incoming = _Incoming(content, limits)
     # Most bodies are here in one piece.
     body = await incoming.piece()
     if content.at_eof():
         return body
-    whole = bytearray(body)
+    pieces = [body]
     while piece := await incoming.piece():
-        whole += piece
-    return bytes(whole)
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
-async def stream(content: StreamReader, limits: BodyLimits) -> AsyncIterator[bytes]:
+async def stream(content: Body, limits: BodyLimits) -> AsyncIterator[bytes]:
     """The body as it comes, for an upstream that takes it as fast as it can.
 
     Raises BodyTooLargeError and SlowBodyError in its course.
@@ -150,7 +145,7 @@ class _Incoming:
 
     __slots__ = ("_content", "_limits", "_loop", "_n_bytes", "_waited_s")
 
-    def __init__(self, content: StreamReader, limits: BodyLimits) -> None:
+    def __init__(self, content: Body, limits: BodyLimits) -> None:
         self._content = content
         self._limits = limits
         self._loop = asyncio.get_running_loop()

@@ -56,7 +56,7 @@ class Decisions:
 
 
 def _n_candidates(record: RequestRecord) -> int:
-    n = 0
-    for decided in record.decisions:
-        n += len(decided.candidates)
-    return n
+    decisions = record.decisions
+    if len(decisions) == 1:  # nearly always
+        return len(decisions[0].candidates)
+    return sum([len(decided.candidates) for decided in decisions])

@@ -8,6 +8,9 @@ from re import compile as re_compile
 
 # Strings of deltas, in whichever dialect. Inside of another string their quotes would be escaped.
 _GROWING = re_compile(rb'"(?:content|text|reasoning|reasoning_content|thinking|arguments|partial_json)": ?"')
+_BACKSLASH = 0x5C
+# The rest of such a string.
+_STRING = re_compile(rb'[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*')
 # An event with a token of text in it has 47 bytes and more; comments that keep a connection open are few. Every event
 # costs some 0.5 µs, an empty one as well, and a server may send 16 MB of empty ones: 5 s of the event loop.
 _LEAST_EVENT_BYTES = 32
@@ -54,16 +57,20 @@ def _with_alike(block: bytes, begin: int, data: bytes, at: int) -> tuple[bytes, 
     """`block`, its string at `begin` grown by those of the blocks alike that follow in `data`; where they end, and
     how many they are."""
     close = block.find(b'"', begin)
-    if close < 0 or block[close - 1] == 0x5C:  # a backslash: the string may go on
+    if close < 0 or block[close - 1] == _BACKSLASH:  # the string may go on
         return block, at, 0
     head, tail = block[:begin], block[close:] + b"\n\n"
     n_tail = len(tail)
-    texts = [block[:close]]
+    texts = []
     while data.startswith(head, at):
         begins = at + begin
-        ends = data.find(b"\n\n", begins) + 2 - n_tail
-        if ends < begins or not data.startswith(tail, ends):
-            break
+        ends = data.find(b'"', begins)
+        if data[ends - 1] == _BACKSLASH or not data.startswith(tail, ends):  # the quote may be an escaped one
+            string = _STRING.match(data, begins)
+            ends = string.end() if string else -1
+            if not data.startswith(tail, ends):
+                break
+        # A line end in it would be no JSON, neither in one event nor in several.
         texts.append(data[begins:ends])
         at = ends + n_tail
-    return b"".join(texts) + block[close:], at, len(texts) - 1
+    return b"".join([block[:close], *texts, block[close:]]), at, len(texts)

@@ -32,20 +32,22 @@ _BUSY = (429, 503)
 class Exchange:
     """Carries one ask to an answer. `run` once."""
 
+    # What most requests leave as it is.
+    _held: tuple[Answer, str] | None = None
+    """A busy instance's answer, kept in case nobody else takes the request; and whose it is."""
+    _unreachable: UpstreamUnreachableError | None = None
+    _request: Request | None = None
+    _n_attempts = 0
+
     def __init__(self, shared: Exchanges, ask: Ask, response: RawResponse, record: RequestRecord) -> None:
         self._shared = shared
         self._ask = ask
         self._record = record
         self._response = response
-        self._relay = Relay(shared, ask, response, record)
+        # Names of instances.
         self._tried: set[str] = set()
         # A body that cannot be sent again must not be lost to a connection that the instance is just closing.
         self._fresh = not ask.body_again
-        # A busy instance's answer, kept in case nobody else takes the request.
-        self._held: tuple[Answer, str] | None = None
-        self._unreachable: UpstreamUnreachableError | None = None
-        self._n_attempts = 0
-        self._request: Request | None = None
 
     async def run(self) -> None:
         """Relays an answer. Raises NoInstanceError or UpstreamError when none could be begun, or when it broke off.
@@ -54,19 +56,23 @@ class Exchange:
         """
         shared = self._shared
         shared.budget.paid_in()
-        until_s = shared.clock() + shared.waiting.wait_s
+        began_s = shared.clock()
         try:
             while True:
-                if self._n_attempts < shared.max_attempts and (lease := await self._lease()) is not None:
+                lease: Lease | None = None
+                if self._n_attempts < shared.max_attempts:
+                    entered = self._enter()
+                    lease = await self._turn(entered) if isinstance(entered, Turn) else entered
+                if lease is not None:
                     try:
-                        with lease:
-                            if await self._attempt(lease):
-                                return
+                        if await self._attempt(lease):
+                            return
                     finally:
+                        lease.end()
                         shared.holding.look()
                 elif self._held is not None:
                     answer, self._record.upstream = self._held
-                    await self._relay.run(answer, None)
+                    await self._relay(answer, None)
                     return
                 elif self._unreachable is not None and (
                     self._others() or isinstance(self._unreachable, UpstreamUntrustedError)
@@ -74,47 +80,54 @@ class Exchange:
                     raise self._unreachable
                 else:
                     # Being held for a turn is no waiting for an instance.
-                    await self._wait(until_s + self._record.held_s)
+                    await self._wait(began_s + shared.waiting.wait_s + self._record.held_s)
         finally:
             self._let_go()
 
-    async def _lease(self) -> Lease | None:
-        """A place on the instance that is picked; None when nobody may take the request.
+    def _enter(self) -> Lease | Turn | None:
+        """A place on the instance that is picked, or a turn to wait for, the first time; None: nobody may take it.
 
-        The first time it may have to wait for its turn. Raises TooManyRequestsError when too many do.
+        Raises TooManyRequestsError when too many wait for their turn.
         """
-        shared, ask, record = self._shared, self._ask, self._record
+        shared, ask = self._shared, self._ask
         began_s = shared.clock()
-        router, request = shared.router, self._request
+        request = self._request
         if request is None:
-            request = self._request = router.read(ask.prompt, ask.token_ids)
+            request = self._request = shared.router.read(ask.prompt, ask.token_ids)
         try:
             # Who asks for no prefill waits for nobody's.
             if self._tried or ask.only is not None or not ask.prompt.n_tokens:
-                entered: Lease | Turn = router.lease(request, now_s=began_s, without=self._tried, only=ask.only)
+                entered: Lease | Turn = shared.router.lease(request, now_s=began_s, without=self._tried, only=ask.only)
             else:
                 entered = shared.holding.enter(request, began_s)
         except NoInstanceError:
             return None
         entered_s = shared.clock()
-        record.decision_s = entered_s - began_s
+        self._record.decision_s = entered_s - began_s
         if isinstance(entered, Lease):
-            lease = entered
-        else:
-            try:
-                granted = await entered.wait()
-            finally:
-                record.held_s += shared.clock() - entered_s
-            if granted is None:
-                return None
-            lease = granted
-        record.reason = lease.decision.reason
-        record.upstream = lease.instance.name
-        record.matched_tokens = lease.decision.candidate.matched_tokens
-        if len(record.decisions) < MAX_OF_ONE_REQUEST:
-            record.decisions.append(Decided(shared.clock() - record.began_s, lease.candidates, lease.decision))
-            shared.decisions.note(record)
+            self._note_decision(entered, entered_s)
+        return entered
+
+    async def _turn(self, turn: Turn) -> Lease | None:
+        """Waits for it. None: nobody can take the request any more."""
+        shared = self._shared
+        began_s = shared.clock()
+        try:
+            lease = await turn.wait()
+        finally:
+            self._record.held_s += shared.clock() - began_s
+        if lease is not None:
+            self._note_decision(lease, shared.clock())
         return lease
+
+    def _note_decision(self, lease: Lease, now_s: float) -> None:
+        record, decision = self._record, lease.decision
+        record.reason = decision.reason
+        record.upstream = decision.candidate.instance.name
+        record.matched_tokens = decision.candidate.matched_tokens
+        if len(record.decisions) < MAX_OF_ONE_REQUEST:
+            record.decisions.append(Decided(now_s - record.began_s, lease.candidates, decision))
+            self._shared.decisions.note(record)
 
     def _others(self) -> bool:
         """Whether there is an instance left to try."""
@@ -181,11 +194,14 @@ class Exchange:
                 self._held = answer, name
                 return False
         self._let_go()
+        await self._relay(answer, lease)
+        return True
+
+    async def _relay(self, answer: Answer, lease: Lease | None) -> None:
         try:
-            await self._relay.run(answer, lease)
+            await Relay(self._shared, self._ask, self._response, self._record, answer, lease).run()
         finally:
             answer.close()
-        return True
 
     def _may_repeat(self, error: UpstreamBrokenError) -> bool:
         shared, ask = self._shared, self._ask

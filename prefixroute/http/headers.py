@@ -7,8 +7,8 @@ the client brings none. An `X-Forwarded-For` of the client's goes on as sent, an
 """
 
 from collections.abc import Sequence
+from os import urandom
 from re import compile as re_compile
-from uuid import uuid4
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -17,7 +17,7 @@ MAX_HEADERS = 256
 # How many of the largest size may come together.
 MAX_FULL_HEADERS = 4
 
-_HOP_BY_HOP = frozenset(
+HOP_BY_HOP = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -30,7 +30,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 # Trailers of requests do not go on: what a Trailer announces would not come.
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"trailer"}
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"trailer"}
 _CONDITIONS = frozenset(
     {
         b"accept-encoding",
@@ -42,7 +42,7 @@ _CONDITIONS = frozenset(
         b"range",
     }
 )
-_NOT_RELAYED_WHEN_CHUNKED = _HOP_BY_HOP | {b"content-length"}
+HOP_BY_HOP_OR_LENGTH = HOP_BY_HOP | {b"content-length"}
 
 # Printable ASCII without space, quotes and backslash: safe in a log line and in a header.
 _REQUEST_ID = re_compile(rb"[!#-&(-\[\]-~]{1,128}")
@@ -64,7 +64,7 @@ def asking(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
 def relayed(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """Response headers that go back to the client; a Content-Length only where it is the framing."""
     chunked = first(headers, b"transfer-encoding") is not None
-    return _without(headers, _NOT_RELAYED_WHEN_CHUNKED if chunked else _HOP_BY_HOP)
+    return _without(headers, HOP_BY_HOP_OR_LENGTH if chunked else HOP_BY_HOP)
 
 
 def switching(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
@@ -75,7 +75,7 @@ def switching(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
 def switched(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """As `relayed`, of a 101: which protocol it is goes along."""
     protocol = first(headers, b"upgrade") or b"websocket"
-    return [*_without(headers, _NOT_RELAYED_WHEN_CHUNKED), (b"Connection", b"Upgrade"), (b"Upgrade", protocol)]
+    return [*_without(headers, HOP_BY_HOP_OR_LENGTH), (b"Connection", b"Upgrade"), (b"Upgrade", protocol)]
 
 
 def asks_for_websocket(headers: RawHeaders) -> bool:
@@ -99,15 +99,12 @@ def all_of(headers: RawHeaders, name: bytes) -> list[bytes]:
 
 
 def new_request_id() -> str:
-    return uuid4().hex
+    return urandom(16).hex()
 
 
-def request_id(headers: RawHeaders) -> str:
-    """The client's `x-request-id` when there is one, fit to be logged and echoed, else a new one."""
-    sent = all_of(headers, b"x-request-id")
-    if len(sent) == 1 and _REQUEST_ID.fullmatch(sent[0]):
-        return sent[0].decode("ascii")
-    return new_request_id()
+def fit_request_id(sent: bytes) -> str | None:
+    """A client's `x-request-id`, if it is fit to be logged and echoed."""
+    return sent.decode("ascii") if _REQUEST_ID.fullmatch(sent) else None
 
 
 def identified(headers: RawHeaders, request_id: str) -> list[tuple[bytes, bytes]]:
@@ -118,20 +115,14 @@ def identified(headers: RawHeaders, request_id: str) -> list[tuple[bytes, bytes]
     return [*(header for header in headers if header[0].lower() != b"x-request-id"), (b"x-request-id", sent)]
 
 
-def short_text(headers: RawHeaders, name: bytes) -> str | None:
+def short_text(value: bytes | None) -> str | None:
     """A header that identifies a session or an application: 1 to 256 printable characters, else None."""
-    value = first(headers, name)
-    if value is None or not _SHORT_TEXT.fullmatch(value):
-        return None
-    return value.decode("ascii")
+    return None if value is None or not _SHORT_TEXT.fullmatch(value) else value.decode("ascii")
 
 
-def prefix_aware_id(headers: RawHeaders) -> str | None:
+def prefix_aware_id(value: bytes | None) -> str | None:
     """SageMaker's id of an application: 1 to 64 printable characters, the first one no space; else None."""
-    value = first(headers, b"x-amzn-sagemaker-prefix-aware-id")
-    if value is None or not _PREFIX_AWARE_ID.fullmatch(value):
-        return None
-    return value.decode("ascii")
+    return None if value is None or not _PREFIX_AWARE_ID.fullmatch(value) else value.decode("ascii")
 
 
 def is_encoded(headers: RawHeaders) -> bool:
@@ -139,6 +130,11 @@ def is_encoded(headers: RawHeaders) -> bool:
     return any(
         key.lower() == b"content-encoding" and value.strip().lower() not in (b"", b"identity") for key, value in headers
     )
+
+
+def rendered(headers: RawHeaders) -> bytes:
+    """Headers as lines, each with its end."""
+    return b"".join([b"%s: %s\r\n" % header for header in headers])
 
 
 def _without(headers: RawHeaders, dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:

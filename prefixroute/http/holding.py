@@ -50,10 +50,12 @@ class Holding:
 
         Raises NoInstanceError, and TooManyRequestsError when too many are held.
         """
-        granted: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
-        entered = self._router.enter(request, now_s=now_s, grant=granted.set_result)
+        entered = self._router.enter(request, now_s=now_s, grant=_nobody)
         if isinstance(entered, Lease):
             return entered
+        # Few are held, so only they get a future: nothing has been granted in this turn of the loop.
+        granted: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
+        entered.grant = granted.set_result
         if self._timer is None:
             self._look_in(_LOOK_EVERY_S)
         return Turn(self, entered, granted)
@@ -95,3 +97,8 @@ class Turn:
         except asyncio.CancelledError:
             self._holding.give_up(self._held, self._granted)
             raise
+
+
+def _nobody(_lease: Lease | None) -> None:
+    """Who is granted a lease, until that is known."""
+    raise RuntimeError("granted before anybody waited")

@@ -9,8 +9,6 @@ import logging
 from collections.abc import Callable
 from traceback import format_tb
 
-from aiohttp import web
-
 from prefixroute.core.prompt import Prompt
 from prefixroute.errors import (
     ForbiddenError,
@@ -24,18 +22,19 @@ from prefixroute.errors import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
+from prefixroute.http.arrival import Arrival, RequestHead
 from prefixroute.http.ask import Ask, Exchanges, read_ask
 from prefixroute.http.auth import Gate, KeyLimitError, Visit, tenant_of
-from prefixroute.http.body import BodyLimits, FramingError, MalformedHeadError, SlowBodyError, check_head, length
+from prefixroute.http.body import BodyLimits, FramingError, MalformedHeadError, SlowBodyError, check_head
 from prefixroute.http.cors import is_preflight
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.exchange import Exchange
-from prefixroute.http.headers import RawHeaders, asking, asks_for_websocket, first, identified, request_id
+from prefixroute.http.headers import RawHeaders, asking, asks_for_websocket, identified, new_request_id
 from prefixroute.http.models import joined_models
 from prefixroute.http.peer import client_address
 from prefixroute.http.relay import outcome_of
 from prefixroute.http.response import RawResponse
-from prefixroute.http.routes import Route, is_engine_control, origin_form, plain_path, route_of
+from prefixroute.http.routes import Route, is_engine_control, origin_form
 from prefixroute.http.upstream import UpstreamRequest
 from prefixroute.record import Outcome, RequestRecord
 
@@ -66,7 +65,6 @@ class Proxy:
         session_header: str,
         on_record: Callable[[RequestRecord], None],
         on_served: Callable[[RequestRecord, Prompt], None] | None = None,
-        lane: str = "aiohttp",
         gate: Gate | None = None,
         names_clients: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -76,7 +74,6 @@ class Proxy:
         self._session_header = session_header.lower().encode("ascii")
         self._on_record = on_record
         self._on_served = on_served
-        self._lane = lane
         self._gate = gate or Gate()
         self._names_clients = names_clients
         self.n_active = 0
@@ -87,8 +84,8 @@ class Proxy:
         """Set when the router is about to stop: load balancers that ask here are told to look elsewhere."""
         self.is_cutting_off = False
         """Set when what is still under way is the router's to end, not its clients'."""
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Future[None] | None = None
+        """Somebody waits for it."""
 
     def configure(
         self, shared: Exchanges, *, body_limits: BodyLimits, engine_control_open: bool, session_header: str
@@ -101,28 +98,32 @@ class Proxy:
 
     async def wait_idle(self) -> None:
         """Until no request is under way."""
-        await self._idle.wait()
+        while self.n_active:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            # Shielded: a second waiter would be cancelled with the first.
+            await asyncio.shield(self._idle)
 
-    async def handle(self, request: web.BaseRequest) -> RawResponse:
+    async def handle(self, arrival: Arrival) -> RawResponse:
         """The answer to one request: already written, or broken off."""
         clock = self._shared.clock
-        path = plain_path(request.raw_path)
-        route = route_of(path)
-        name = request_id(request.raw_headers)
-        record = RequestRecord(name, _known_method(request.method), route.label, self._lane, clock())
+        head = arrival.head
+        route = head.route
+        name = arrival.request_id or new_request_id()
+        method = head.method if head.method in _METHODS else "other"
+        record = RequestRecord(name, method, route.label, arrival.lane, clock())
         if self._names_clients():
-            record.client = client_address(request.transport)
-        response = self._response(request)
+            record.client = client_address(arrival.client.transport)
+        response = self._response(arrival)
         ask: Ask | None = None
         visit: Visit | None = None
         self.n_active += 1
-        self._idle.clear()
         try:
-            if not self._answered(request, response, record, path):
+            if head.is_plain or not self._answered(head, response, record):
                 if self._gate.api_keys is not None:
-                    visit = self._gate.api_keys.enter(request.raw_headers)
+                    visit = self._gate.api_keys.enter(head)
                     record.key = visit.name
-                ask = await self._ask(request, response, record, route, path, visit)
+                ask = await self._ask(arrival, response, record, visit)
             if ask is not None:
                 await Exchange(self._shared, ask, response, record).run()
         except asyncio.CancelledError:
@@ -137,95 +138,92 @@ class Proxy:
                 record.key = error.key
             if isinstance(error, UpstreamError):
                 _log.warning("request %s: %s", name, error)
-            response = self._fail(request, response, record, route, error)
+            response = self._fail(arrival, response, record, route, error)
         except Exception as fault:  # noqa: BLE001  the one place that answers 500
             record.outcome, record.error = Outcome.FAULT, PrefixRouteError.code
             # Where, not what: the message of an exception may hold a piece of the request.
             frames = "".join(format_tb(fault.__traceback__))
             _log.error("request %s: fault in the router: %s\n%s", name, type(fault).__name__, frames)
-            response = self._fail(request, response, record, route, PrefixRouteError("internal error"))
+            response = self._fail(arrival, response, record, route, PrefixRouteError("internal error"))
         finally:
             ended_s = clock()
             record.duration_s = ended_s - record.began_s
             record.is_over = True
-            record.body_bytes = request.content.total_bytes
+            record.body_bytes = arrival.n_received
             if visit is not None:
                 visit.leave(ended_s)
             self.n_active -= 1
             if record.body_bytes > _LARGE_BYTES:
                 self.large_body_bytes += record.body_bytes
-            if not self.n_active:
-                self._idle.set()
+            if self._idle is not None and not self.n_active:
+                self._idle.set_result(None)
+                self._idle = None
             self._on_record(record)
             if self._on_served is not None and ask is not None:
                 self._on_served(record, ask.prompt)
         await response.taken()
         return response
 
-    def _response(self, request: web.BaseRequest, *, close: bool = False) -> RawResponse:
-        response = RawResponse(request, close=close)
+    def _response(self, arrival: Arrival, *, close: bool = False) -> RawResponse:
+        response = RawResponse(arrival, close=close)
         if self._gate.cors is not None:
-            response.permissions = self._gate.cors.permissions(request.raw_headers)
+            response.permissions = self._gate.cors.permissions(arrival.head.headers)
         return response
 
-    def _answered(self, request: web.BaseRequest, response: RawResponse, record: RequestRecord, path: str) -> bool:
+    def _answered(self, head: RequestHead, response: RawResponse, record: RequestRecord) -> bool:
         """Answers what needs no key: health, and preflights that are the router's to answer. False: it is neither."""
-        check_head(request)
-        if request.method in ("GET", "HEAD") and path in ("/health", "/ping"):
+        check_head(head)
+        if head.method in ("GET", "HEAD") and head.path in ("/health", "/ping"):
             self._health(response, record)
             return True
         cors = self._gate.cors
-        if (cors is None and self._gate.api_keys is None) or not is_preflight(request.method, request.raw_headers):
+        if (cors is None and self._gate.api_keys is None) or not is_preflight(head.method, head.headers):
             return False
         # Without CORS settings it allows nothing. An instance is not asked: nobody is let through without a key.
         if cors is not None:
-            raw = request.raw_headers
-            response.permissions = [*cors.permissions(raw), *cors.preflight(raw)]
+            response.permissions = [*cors.permissions(head.headers), *cors.preflight(head.headers)]
         record.outcome = Outcome.LOCAL
         self._answer(response, record, 204, (), b"")
         return True
 
     async def _ask(
-        self,
-        request: web.BaseRequest,
-        response: RawResponse,
-        record: RequestRecord,
-        route: Route,
-        path: str,
-        visit: Visit | None,
+        self, arrival: Arrival, response: RawResponse, record: RequestRecord, visit: Visit | None
     ) -> Ask | None:
         """What is to be sent to an instance; None when it is answered already."""
-        raw = request.raw_headers if visit is None else visit.headers
-        if request.method == "CONNECT":
-            raise MalformedHeadError("tunnels are not made here")
-        if request.method == "TRACE":
-            # Who answers one sends back all that it got, and what the router adds to it with that: an instance's key.
-            raise MethodError("TRACE goes to no instance")
-        target = origin_form(request.raw_path)
-        if target is None:
-            raise MalformedHeadError("the request target must be a path")
-        cors = self._gate.cors
-        if cors is not None and asks_for_websocket(raw) and not cors.may_connect(raw):
-            raise ForbiddenError("pages of this origin may open no WebSocket here (listen.cors)")
-        if is_engine_control(request.method, path) and not self._engine_control_open:
-            raise ForbiddenError(
-                "this path controls the engine and is closed (engine_control: allow in the configuration opens it)"
-            )
-        if request.method in ("GET", "HEAD") and path == "/v1/models" and len(self._shared.router.fleet.instances) > 1:
-            await self._models(raw, response, record, target)
-            return None
+        head = arrival.head if visit is None else visit.head
+        target = head.target
+        if not head.is_plain:
+            if head.method == "CONNECT":
+                raise MalformedHeadError("tunnels are not made here")
+            if head.method == "TRACE":
+                # Who answers one sends back all that it got, and what the router adds to it: an instance's key.
+                raise MethodError("TRACE goes to no instance")
+            origin = origin_form(target)
+            if origin is None:
+                raise MalformedHeadError("the request target must be a path")
+            target = origin
+            cors = self._gate.cors
+            if cors is not None and asks_for_websocket(head.headers) and not cors.may_connect(head.headers):
+                raise ForbiddenError("pages of this origin may open no WebSocket here (listen.cors)")
+            if is_engine_control(head.method, head.path) and not self._engine_control_open:
+                raise ForbiddenError(
+                    "this path controls the engine and is closed (engine_control: allow in the configuration opens it)"
+                )
+            is_models = head.method in ("GET", "HEAD") and head.path == "/v1/models"
+            if is_models and len(self._shared.router.fleet.instances) > 1:
+                await self._models(head.headers, response, record, target)
+                return None
         tenant = b""
         if self._gate.isolates:
-            tenant = tenant_of(raw) if visit is None else visit.tenant
+            tenant = tenant_of(head.headers) if visit is None else visit.tenant
         return await read_ask(
-            request,
+            arrival,
             record,
-            route,
             target,
             stored=self._shared.stored,
             limits=self._body_limits,
             session_header=self._session_header,
-            headers=raw,
+            head=head,
             tenant=tenant,
             exact_tokens=self._shared.exact_tokens,
         )
@@ -246,13 +244,13 @@ class Proxy:
         while not (instances := shared.router.fleet.candidates(None, shared.clock())):
             await shared.waiting.wait_change(until_s)
         headers = identified(asking(raw), record.request_id)
-        answer = await joined_models(shared.upstream, instances, UpstreamRequest("GET", target, headers, None))
+        answer = await joined_models(shared.upstream, instances, UpstreamRequest.of("GET", target, headers, None))
         record.outcome = Outcome.LOCAL if answer.status == 200 else outcome_of(answer.status)
         self._answer(response, record, answer.status, answer.headers, answer.body)
 
     def _fail(
         self,
-        request: web.BaseRequest,
+        arrival: Arrival,
         response: RawResponse,
         record: RequestRecord,
         route: Route,
@@ -263,8 +261,8 @@ class Proxy:
             response.abort()
             return response
         # A body that was refused unread would have to be read to its end before the next request.
-        close = isinstance(error, FramingError) or (request.can_read_body and not _is_worth_reading(request, error))
-        response = self._response(request, close=close)
+        close = isinstance(error, FramingError) or (arrival.is_unread and not _is_worth_reading(arrival, error))
+        response = self._response(arrival, close=close)
         body = error_body(route.dialect, error.status, error.code, str(error))
         try:
             headers = [*error_headers(error), *((_ALLOWED,) if isinstance(error, MethodError) else ())]
@@ -289,25 +287,19 @@ class MethodError(RequestError):
     code = "method_not_allowed"
 
 
-def _is_worth_reading(request: web.BaseRequest, error: PrefixRouteError) -> bool:
+def _is_worth_reading(arrival: Arrival, error: PrefixRouteError) -> bool:
     """Whether the rest of a refused request is read and dropped, so that its connection can go on.
 
-    aiohttp does so, for a moment. Only where it is short, surely coming, and delimited by a length.
+    The front does so, for a moment. Only where it is short, surely coming, and delimited by a length.
     """
     if not isinstance(error, UnauthorizedError | ForbiddenError | TooManyRequestsError):
         return False
-    headers = request.raw_headers
-    if first(headers, b"expect") is not None or first(headers, b"upgrade") is not None:
+    if b"expect" in arrival.head.index or b"upgrade" in arrival.head.index:
         return False
-    n_bytes = length(request)
-    return n_bytes is not None and n_bytes <= _DROPPED_BYTES
+    return arrival.length is not None and arrival.length <= _DROPPED_BYTES
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-
-def _known_method(method: str) -> str:
-    return method if method in _METHODS else "other"
 
 
 def _outcome_of(error: PrefixRouteError) -> Outcome:

@@ -1,136 +1,127 @@
 """Writing answers to the client: heads byte for byte, one valid framing, a broken stream for a broken answer.
 
-aiohttp's own response adds headers (Date, Server, a Content-Type) and re-encodes values. A proxy must not: this one
-writes to the connection itself and only tells aiohttp whether the connection may be used again. Answers that the router
-makes itself have a Date (RFC 9110, 6.6.1); those of instances have theirs, or none.
+Nothing is added to what an instance answers, and nothing re-encoded. Answers that the router makes itself have a Date
+(RFC 9110, 6.6.1); those of instances have theirs, or none.
 """
 
 import asyncio
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Protocol, cast
 
-from aiohttp import HttpVersion10, web
-from aiohttp.abc import AbstractStreamWriter
-
+from prefixroute.http.arrival import Arrival, Source
 from prefixroute.http.cors import replaced
-from prefixroute.http.headers import RawHeaders, first, relayed
+from prefixroute.http.headers import RawHeaders, first, relayed, rendered
 from prefixroute.http.tunnel import Tunnel
 
 _LAST_CHUNK = b"0\r\n\r\n"
 _NOTHING: frozenset[bytes] = frozenset()
 _NO_TRAILERS = frozenset({b"trailer"})
 _NO_TRAILERS_NO_LENGTH = frozenset({b"trailer", b"content-length"})
+_NO_BODY = (204, 304)
 _RESET = struct.pack("ii", 1, 0)
 
 
-class Source(Protocol):
-    """Where the pieces of an answer come from."""
+class RawResponse:
+    """The answer to `arrival`, under way: `start`, then `put` for each piece, then `finish` or `abort`."""
 
-    def pause(self) -> None:
-        """The client is slower than it: nothing more for now."""
-        ...
+    # What most answers leave as it is, until they begin.
+    _close = False
+    _keep_alive = False
+    _chunked = False
+    _bodiless = False
+    _ends_with_connection = False
+    _unsent = b""
+    """The head, while it waits for what comes with it."""
+    started = False
+    sent_bytes = 0
+    permissions: RawHeaders | None = None
+    """What the head tells browsers (CORS), in place of what it would; None: as it is."""
 
-    def resume(self) -> None:
-        """Takes `pause` back."""
-        ...
-
-
-class Switchable(Protocol):
-    """A client's connection that can be given away."""
-
-    def let_go(self) -> tuple[asyncio.Transport, bytes]:
-        """Its transport, and what came behind the last request."""
-        ...
-
-    def over(self) -> None:
-        """The transport is closed."""
-        ...
-
-
-class RawResponse(web.StreamResponse):
-    """An answer under way on `request`'s connection: `start`, then `put` for each piece, then `finish` or `abort`."""
-
-    def __init__(self, request: web.BaseRequest, *, close: bool = False) -> None:
+    def __init__(self, arrival: Arrival, *, close: bool = False) -> None:
         """`close`: the connection is of no use after this answer."""
-        super().__init__()
-        self._request = request
-        self._close = close
-        self._chunked = False
-        self._bodiless = False
-        self._ends_with_connection = False
-        self._unsent: list[bytes] = []
-        """Of the head, while it waits for what comes with it."""
-        self.started = False
-        self.sent_bytes = 0
-        self.permissions: RawHeaders | None = None
-        """What the head tells browsers (CORS), in place of what it would; None: as it is."""
+        self._arrival = arrival
+        self._client = arrival.client
+        if close:
+            self._close = True
+
+    @property
+    def keep_alive(self) -> bool:
+        """Once it is over: whether another request may come on its connection."""
+        return self._keep_alive and not self._client.is_ending
 
     def start(self, status: int, reason: bytes, headers: RawHeaders, *, with_next: bool = False) -> None:
-        """Writes the head. `headers` may hold one Content-Length; any other framing is decided here.
-
-        `with_next`: only together with the first piece, or the end, which is here already. Without a length the body is
-        chunked, or ends with the connection for HTTP/1.0 clients.
-        """
-        request = self._request
-        self.set_status(status)
-        self.started = True
+        """Writes the head, as `start_lines` does. `headers` may hold one Content-Length."""
         if self.permissions is not None:
             headers = replaced(headers, self.permissions)
-        keep_alive = request.keep_alive and not self._close and not self._is_last()
-        old = request.version <= HttpVersion10
-        self._bodiless = request.method == "HEAD" or status in (204, 304)
-        if not self._bodiless and first(headers, b"content-length") is None:
-            self._chunked = not old
-            self._ends_with_connection = old
-            keep_alive = keep_alive and not old
+        is_framed = first(headers, b"content-length") is not None
         # A 204 has no length to tell, and without chunks there will be no trailers.
         untrue = _NO_TRAILERS if status != 204 else _NO_TRAILERS_NO_LENGTH
-        if self._chunked:
+        if self._will_be_chunked(status, is_framed):
             untrue = _NOTHING
-        head = [b"HTTP/1.1 %d %s\r\n" % (status, reason)]
-        head += [b"%s: %s\r\n" % header for header in headers if header[0].lower() not in untrue]
-        if self._chunked:
-            head.append(b"Transfer-Encoding: chunked\r\n")
+        lines = [header for header in headers if header[0].lower() not in untrue]
+        self.start_lines(status, reason, rendered(lines), is_framed=is_framed, with_next=with_next)
+
+    def start_lines(
+        self, status: int, reason: bytes, lines: bytes, *, is_framed: bool, with_next: bool = False
+    ) -> None:
+        """Writes the head. `lines`: its headers, each with its line end; `is_framed`: a Content-Length is among them.
+
+        Any other framing is decided here: without a length the body is chunked, or ends with the connection for
+        HTTP/1.0 clients. `with_next`: only together with the first piece, or the end, which is here already.
+        """
+        arrival = self._arrival
+        self.started = True
+        keep_alive = arrival.keep_alive and not self._close and not self._client.is_ending
+        is_old = arrival.head.minor <= 0
+        framing = connection = b""
+        if self._will_be_chunked(status, is_framed):
+            self._chunked = True
+            framing = b"Transfer-Encoding: chunked\r\n"
+        elif arrival.head.method == "HEAD" or status in _NO_BODY:
+            self._bodiless = True
+        elif not is_framed:
+            self._ends_with_connection = True
+            keep_alive = False
         if not keep_alive:
-            head.append(b"Connection: close\r\n")
-        elif old:
-            head.append(b"Connection: keep-alive\r\n")
-        head.append(b"\r\n")
+            connection = b"Connection: close\r\n"
+        elif is_old:
+            connection = b"Connection: keep-alive\r\n"
         self._keep_alive = keep_alive
+        head = b"HTTP/1.1 %d %s\r\n%s%s%s\r\n" % (status, reason, lines, framing, connection)
         if with_next:
             self._unsent = head
         else:
             self._write(head)
 
+    def _will_be_chunked(self, status: int, is_framed: bool) -> bool:
+        head = self._arrival.head
+        return not (is_framed or head.minor <= 0 or head.method == "HEAD" or status in _NO_BODY)
+
     def interim(self, status: int, reason: bytes, headers: RawHeaders) -> None:
         """Writes a 1xx before the answer. 100 is this side's own to say, and HTTP/1.0 knows none of them."""
-        if self.started or status == HTTPStatus.CONTINUE or self._request.version <= HttpVersion10:
+        if self.started or status == HTTPStatus.CONTINUE or self._arrival.head.minor <= 0:
             return
         head = [b"HTTP/1.1 %d %s\r\n" % (status, reason)]
         # It frames nothing and decides nothing about this connection.
         if self.permissions is not None:
             headers = replaced(headers, self.permissions)
         head += [b"%s: %s\r\n" % header for header in relayed(headers) if header[0].lower() != b"content-length"]
-        self._write([*head, b"\r\n"])
+        self._write(b"%s\r\n" % b"".join(head))
 
     async def switch(self, reason: bytes, headers: RawHeaders, upstream: asyncio.Transport, said: bytes) -> None:
         """Writes a 101, and lets the client talk to `upstream`, until both are gone. `said`: by it, so far.
 
         `upstream` is closed in the end, whatever happens. Raises ConnectionResetError when the client has gone before.
         """
-        connection = cast(Switchable, self._request.protocol)
+        connection = self._client
         try:
-            self.set_status(HTTPStatus.SWITCHING_PROTOCOLS)
             self.started = True
             self._keep_alive = False
-            self._write([b"HTTP/1.1 101 %s\r\n" % reason, *(b"%s: %s\r\n" % h for h in headers), b"\r\n"])
+            self._write(b"HTTP/1.1 101 %s\r\n%s\r\n" % (reason, rendered(headers)))
             client, client_said = connection.let_go()
         except BaseException:
             upstream.abort()
@@ -143,52 +134,48 @@ class RawResponse(web.StreamResponse):
             self.sent_bytes += tunnel.relayed_bytes
             connection.over()
 
-    @contextmanager
-    def paces(self, source: Source) -> Iterator[None]:
-        """While this is open, `source` is held back whenever the client is slower than it."""
-        connection = self._request.protocol
-        pace = getattr(connection, "pace", None)
-        if pace is None:
-            yield
-            return
-        pace(source)
-        try:
-            yield
-        finally:
-            pace(None)
+    def pace(self, source: Source | None) -> None:
+        """`source` is held back from now on whenever the client is slower than it; None: nobody is."""
+        self._client.pace(source)
 
-    def put(self, piece: bytes) -> None:
-        """Writes a piece of the body. Raises ConnectionResetError when the client has gone."""
+    def put(self, piece: bytes, chunks: bytes | None = None) -> None:
+        """Writes a piece of the body. `chunks`: the same as chunks, if they are at hand.
+
+        Raises ConnectionResetError when the client has gone.
+        """
         if self._bodiless or not piece:
             return
         self.sent_bytes += len(piece)
-        self._write([b"%x\r\n" % len(piece), piece, b"\r\n"] if self._chunked else [piece])
-
-    def finish(self, piece: bytes = b"", trailers: RawHeaders = ()) -> None:
-        """The body is complete, with `piece` as its last. Trailers go only where chunks do."""
-        if not self._chunked:
-            self.put(piece)
-            if self._unsent:
-                self._write([])
-            return
-        parts = []
-        if piece:
-            self.sent_bytes += len(piece)
-            parts = [b"%x\r\n" % len(piece), piece, b"\r\n"]
-        if trailers:
-            parts += [b"0\r\n", *(b"%s: %s\r\n" % field for field in trailers), b"\r\n"]
+        if self._chunked:
+            self._write(chunks or b"%x\r\n%s\r\n" % (len(piece), piece))
         else:
-            parts.append(_LAST_CHUNK)
-        self._write(parts)
+            self._write(piece)
+
+    def finish(self, piece: bytes = b"", trailers: RawHeaders = (), chunks: bytes | None = None) -> None:
+        """The body is complete, with `piece` as its last. Trailers go only where chunks do.
+
+        `chunks`: the piece, and the end of the body without trailers, as chunks, if they are at hand.
+        """
+        if not self._chunked:
+            if piece and not self._bodiless:
+                self.put(piece)
+            elif self._unsent:
+                self._write(b"")
+            return
+        self.sent_bytes += len(piece)
+        if chunks is None or trailers:
+            chunks = b"%x\r\n%s\r\n" % (len(piece), piece) if piece else b""
+            chunks += b"0\r\n%s\r\n" % rendered(trailers) if trailers else _LAST_CHUNK
+        self._write(chunks)
 
     async def taken(self) -> None:
         """Until the client has taken nearly all of what was written: the next answer is not piled upon it."""
-        await self._request.writer.drain()
+        await self._client.drained()
 
     def abort(self) -> None:
         """The body will never be complete: the client sees the connection close before its end."""
         self._keep_alive = False
-        transport = self._request.transport
+        transport = self._client.transport
         if transport is None:
             return
         if self._ends_with_connection:
@@ -201,10 +188,11 @@ class RawResponse(web.StreamResponse):
             transport.close()
 
     def hang_up(self) -> None:
-        """After the whole answer: what is left of the request is not waited for. aiohttp would, for ten seconds."""
+        """After the whole answer: what is left of the request is not waited for."""
         self._keep_alive = False
-        if self._request.transport is not None:
-            self._request.transport.close()
+        transport = self._client.transport
+        if transport is not None:
+            transport.close()
 
     def whole_now(self, status: int, headers: RawHeaders, body: bytes) -> None:
         """A whole answer of the router's own, which tells its time: short, so it is not waited for."""
@@ -214,27 +202,14 @@ class RawResponse(web.StreamResponse):
         self.start(status, _reason(status), headers, with_next=True)
         self.finish(body)
 
-    def _is_last(self) -> bool:
-        # The server's own connections tell when they are to end.
-        return bool(getattr(self._request.protocol, "is_ending", False))
-
-    def _write(self, parts: Sequence[bytes]) -> None:
-        transport = self._request.transport
+    def _write(self, data: bytes) -> None:
+        transport = self._client.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")
         if self._unsent:
-            parts, self._unsent = [*self._unsent, *parts], []
-        # One piece: asyncio's writelines of some 3.12 and 3.13 does not hold back when the buffer is full.
-        transport.write(b"".join(parts))
-
-    # What aiohttp's server calls on the response it is handed: there is nothing left to do.
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        return None
-
-    async def write_eof(self, data: Any = b"") -> None:
-        if self._is_last():
-            self._keep_alive = False
+            # One piece: asyncio's writelines of some 3.12 and 3.13 does not hold back when the buffer is full.
+            data, self._unsent = self._unsent + data, b""
+        transport.write(data)
 
 
 @lru_cache(maxsize=1)

@@ -31,7 +31,8 @@ class RetryBudget:
 
     def paid_in(self) -> None:
         """A request came."""
-        self._left = min(self._reserve, self._left + self._ratio)
+        if self._left < self._reserve:
+            self._left = min(self._reserve, self._left + self._ratio)
 
     def take(self) -> bool:
         """Whether one more repeat is within the budget; counts it if so."""

@@ -14,7 +14,7 @@ _HEADERS = [(b"Content-Type", b"application/json"), (b"Accept-Encoding", b"ident
 
 async def post(upstream: Upstream, instance: Instance, path: str, body: bytes) -> tuple[int, bytes] | None:
     """Status and body of the answer; None when there is none, or it is longer than any answer to a probe."""
-    request = UpstreamRequest("POST", path, _HEADERS, body)
+    request = UpstreamRequest.of("POST", path, _HEADERS, body)
     try:
         async with asyncio.timeout(_ASK_S):
             answer = await upstream.send(instance, request)

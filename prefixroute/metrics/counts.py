@@ -32,7 +32,7 @@ PROBE_OUTCOMES = ("passed", *(failure.value for failure in ProbeFailure), "not_s
 
 
 class Counts:
-    """Of one fleet. About 1.5 µs a request."""
+    """Of one fleet. About 1 µs a request."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -47,7 +47,8 @@ class Counts:
         self._first_bytes: dict[tuple[str, str], Histogram] = {}
         self._decision_times = Histogram(DECISION_BUCKETS_S)
         self._held_times = Histogram(TIME_BUCKETS_S)
-        self._decisions = dict.fromkeys(Reason, 0)
+        # By value: hashing a member is a call of a function in Python.
+        self._decisions = dict.fromkeys([reason.value for reason in Reason], 0)
         self._attempts = dict.fromkeys(AttemptOutcome, 0)
         self._no_key = dict.fromkeys(NoKeyCause, 0)
         self._probes: dict[tuple[str, str], int] = {}
@@ -84,20 +85,21 @@ class Counts:
 
     def record(self, record: RequestRecord) -> None:
         """One finished request."""
+        outcome, streamed, reason = record.outcome, record.streamed, record.reason
         requests = self._by_record.get(
-            (record.route, record.model, record.upstream, record.outcome, record.lane)
+            (record.route, record.model, record.upstream, outcome, record.lane)
         ) or self._requests_of(record)
         requests.n += 1
         requests.durations.observe(record.duration_s)
         if record.ttft_s is not None:
-            first_bytes = requests.first_bytes[record.streamed] or self._first_bytes_of(requests, record.streamed)
+            first_bytes = requests.first_bytes[streamed] or self._first_bytes_of(requests, streamed)
             first_bytes.observe(record.ttft_s)
         if record.decision_s is not None:
             self._decision_times.observe(record.decision_s)
         if record.held_s:
             self._held_times.observe(record.held_s)
-        if record.reason is not None:
-            self._decisions[record.reason] += 1
+        if reason is not None:
+            self._decisions[reason._value_] += 1
             self._prompt_tokens += record.prompt_tokens
             self._matched_tokens += record.matched_tokens
         if record.cached_tokens is not None and record.reported_prompt_tokens is not None:
@@ -107,9 +109,9 @@ class Counts:
             self._no_key[record.no_key] += 1
         for attempt in record.attempts:
             self._attempts[attempt] += 1
-        if record.outcome is Outcome.CLIENT_GONE:
+        if outcome is Outcome.CLIENT_GONE:
             self._n_disconnects += 1
-        elif record.outcome is Outcome.REFUSED and record.error is not None:
+        elif outcome is Outcome.REFUSED and record.error is not None:
             code = self._codes.label(record.error)
             self._refused[code] = self._refused.get(code, 0) + 1
 
@@ -189,7 +191,12 @@ class Counts:
             (),
             [((), self._held_times)],
         )
-        yield counter("decisions", "Last decision of each request, by reason.", ("reason",), _by(self._decisions))
+        yield counter(
+            "decisions",
+            "Last decision of each request, by reason.",
+            ("reason",),
+            (((reason,), n) for reason, n in self._decisions.items()),
+        )
         yield counter("attempts", "Attempts on instances by outcome.", ("outcome",), _by(self._attempts))
         yield counter(
             "prompts_without_key",
@@ -256,5 +263,5 @@ class _Names:
         return name
 
 
-def _by(counts: Mapping[Reason, int] | Mapping[AttemptOutcome, int] | Mapping[NoKeyCause, int]) -> Samples:
+def _by(counts: Mapping[AttemptOutcome, int] | Mapping[NoKeyCause, int]) -> Samples:
     return [((key.value,), n) for key, n in counts.items()]

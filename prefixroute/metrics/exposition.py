@@ -22,7 +22,8 @@ from prefixroute.metrics.facts import (
     router_families,
     token_families,
 )
-from prefixroute.metrics.families import counter, gauge
+from prefixroute.metrics.families import counter, gauge, histogram
+from prefixroute.metrics.loop_lag import LoopLag
 from prefixroute.record import RequestRecord
 
 
@@ -43,6 +44,8 @@ class Metrics:
         """What instances say they hold, when any of them has KV events."""
         self.exact_tokens: Callable[[], TokenFacts] = TokenFacts
         self.reloads = ReloadFacts()
+        self.loop_lag = LoopLag()
+        """Of the event loop that runs it."""
         self.failed_handshakes = dict.fromkeys(("data", "admin"), 0)
         """TLS handshakes with clients that failed, by plane."""
         self.strategy = strategy
@@ -50,13 +53,11 @@ class Metrics:
         self._clock = clock
         self._version = version
         self._counts = Counts(router.fleet)
+        self.record: Callable[[RequestRecord], None] = self._counts.record
+        """Counts one finished request."""
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
-
-    def record(self, record: RequestRecord) -> None:
-        """Counts one finished request."""
-        self._counts.record(record)
 
     def unread(self, cause: str) -> None:
         """Counts one request that was refused before it could be read; `cause` is one of `counts.UNREAD_CAUSES`."""
@@ -94,6 +95,8 @@ class Metrics:
         yield counter("recorded_requests", "Requests recorded: written, dropped, failed.", ("outcome",), recorded)
         failed = [((plane,), n) for plane, n in self.failed_handshakes.items()]
         yield counter("tls_handshake_failures", "TLS handshakes with clients that failed.", ("plane",), failed)
+        lags = [((), self.loop_lag.lags)]
+        yield histogram("event_loop_lag_seconds", "How late timers ring: what everybody waits for the loop.", (), lags)
         yield gauge("waiting", "Requests held because nobody can take them.", (), [((), self.waiting())])
         build = (self._version, self.strategy)
         yield gauge("build_info", "Always 1; the labels tell.", ("version", "strategy"), [(build, 1)])

@@ -17,7 +17,8 @@ class Histogram:
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
+        # Floats are found faster among their like.
+        self.bounds = [*map(float, bounds)]
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 

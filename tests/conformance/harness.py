@@ -26,7 +26,7 @@ from prefixroute.testing.client import head
 from prefixroute.testing.upstream import Script
 from tests.command import Command
 
-LANES = ["aiohttp"]
+LANES = ["auto", "aiohttp"]
 """Data paths that the suite runs on; values of the setting `lane`, once there is one."""
 
 Serve = Callable[..., AbstractAsyncContextManager[App]]

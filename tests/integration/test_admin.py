@@ -25,7 +25,7 @@ from prefixroute.core.router import Router
 from prefixroute.http.admin import Admin as AdminHandler
 from prefixroute.http.body import BodyLimits
 from prefixroute.http.decisions import Decisions
-from prefixroute.http.server import ClientLimits, FrontServer, listen
+from prefixroute.http.front import ClientLimits, FrontServer, listen
 from prefixroute.http.stored import StoredResponses
 from prefixroute.metrics import Metrics
 from prefixroute.record import AttemptOutcome, Decided, Outcome, RequestRecord

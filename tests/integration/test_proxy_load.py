@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from prefixroute.app import App
+from prefixroute.http.arrival import Arrival
 from prefixroute.http.proxy import Proxy
 from prefixroute.http.response import RawResponse
 from prefixroute.testing import Call, FakeUpstream, RawAnswer, RawClient
@@ -220,8 +220,8 @@ async def test_whatever_happens_everything_is_given_back_and_recorded_once(
     handled: list[str] = []
     handle = Proxy.handle
 
-    async def counts(self: Proxy, request: web.BaseRequest) -> RawResponse:
-        handled.append(request.raw_path)
+    async def counts(self: Proxy, request: Arrival) -> RawResponse:
+        handled.append(request.head.target)
         return await handle(self, request)
 
     monkeypatch.setattr(Proxy, "handle", counts)

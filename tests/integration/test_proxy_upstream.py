@@ -23,7 +23,7 @@ from prefixroute.testing import Call, FakeUpstream
 from prefixroute.testing.upstream import raw_answer
 
 NAME = "gpu.test"
-GET = UpstreamRequest("GET", "/x", [], None)
+GET = UpstreamRequest.of("GET", "/x", [], None)
 
 
 @asynccontextmanager
@@ -52,7 +52,7 @@ class EnoughError(Exception):
     """Nothing more is wanted of an answer."""
 
 
-def only_one(piece: bytes, is_last: bool) -> None:
+def only_one(piece: bytes, is_last: bool, chunks: bytes | None) -> None:
     assert (piece, is_last) == (b"x", False)
     raise EnoughError
 
@@ -115,7 +115,7 @@ async def test_connections_that_have_been_idle_too_long_are_not_used() -> None:
 @pytest.mark.parametrize("target", ["/x", "/x?y=z"])
 async def test_an_instance_below_a_path_gets_it_in_front(target: str) -> None:
     async with FakeUpstream(raw_answer(b"x")) as fake, upstream_of() as upstream:
-        assert await send(upstream, fake.url + "/base", UpstreamRequest("GET", target, [], None)) == b"x"
+        assert await send(upstream, fake.url + "/base", UpstreamRequest.of("GET", target, [], None)) == b"x"
     assert fake.calls[0].target == "/base" + target
 
 
@@ -138,7 +138,7 @@ async def test_a_kept_connection_is_held_once_whatever_it_carried() -> None:
     async with FakeUpstream(raw_answer(b"ok")) as fake, upstream_of() as upstream:
         await send(upstream, fake.url)
         n_open = len(list(Path("/proc/self/fd").iterdir()))
-        await send(upstream, fake.url, UpstreamRequest("POST", "/x", [], b"x" * 100_000))
+        await send(upstream, fake.url, UpstreamRequest.of("POST", "/x", [], b"x" * 12_000_000))
         assert fake.calls[1].reused
         assert len(list(Path("/proc/self/fd").iterdir())) == n_open
 
@@ -170,7 +170,7 @@ async def test_no_socket_is_left_open_whatever_became_of_a_large_body(
     n_before = n_open()
     async with FakeUpstream(any_end, by_hand=True) as fake, upstream_of() as upstream:
         for target in ("/early", "/dies", "/fine", "/early", "/dies", "/fine"):
-            request = UpstreamRequest("POST", target, [], b"x" * 3_000_000)
+            request = UpstreamRequest.of("POST", target, [], b"x" * 3_000_000)
             if target == "/dies":
                 with pytest.raises(UpstreamBrokenError):
                     await send(upstream, fake.url, request)
@@ -410,7 +410,7 @@ async def test_who_stops_reading_is_not_read_ahead_for() -> None:
         assert n_sent < 20_000_000  # the sockets' buffers
         n_bytes = 0
 
-        def take(piece: bytes, is_last: bool) -> None:
+        def take(piece: bytes, is_last: bool, chunks: bytes | None) -> None:
             nonlocal n_bytes
             n_bytes += len(piece)
 
@@ -431,7 +431,7 @@ async def test_pausing_is_no_silence_of_the_instance() -> None:
         answer = await upstream.send(Instance("gpu-0", fake.url, 0), GET)
         pieces = []
 
-        def take(piece: bytes, is_last: bool) -> None:
+        def take(piece: bytes, is_last: bool, chunks: bytes | None) -> None:
             pieces.append(piece)
             if not is_last:
                 answer.pause()
@@ -463,9 +463,7 @@ async def test_who_accepts_and_closes_at_once_was_sent_nothing() -> None:
         link = await pool.connect()
         assert link.transport is not None
         link.transport.close()
-        waiter = link.ask(
-            b"GET", kept=False, has_body=False, uploads=False, switches=False, on_interim=None, idle_timeout_s=None
-        )
+        waiter = link.ask(GET, False, None, None)
         link.write(b"GET / HTTP/1.1\r\n\r\n")
         with pytest.raises(UpstreamUnreachableError, match="closed at once"):
             await waiter
@@ -510,7 +508,7 @@ async def test_an_instance_that_stops_in_the_middle_of_a_large_body_ends_the_att
 
     async with FakeUpstream(stops, by_hand=True) as fake, upstream_of() as upstream:
         with pytest.raises(UpstreamBrokenError):
-            await send(upstream, fake.url, UpstreamRequest("POST", "/x", [], b"x" * 12_000_000))
+            await send(upstream, fake.url, UpstreamRequest.of("POST", "/x", [], b"x" * 12_000_000))
 
 
 async def test_an_attempt_that_is_given_up_leaves_the_next_one_on_its_connection_alone() -> None:
@@ -527,7 +525,7 @@ async def test_an_attempt_that_is_given_up_leaves_the_next_one_on_its_connection
         while link is None or link._waiter is not None:  # until its answer is here, whole
             await asyncio.sleep(0)
             link = next(iter(upstream._pools["gpu-0"]._links), None)
-        holding = asyncio.create_task(send(upstream, fake.url, UpstreamRequest("GET", "/hold", [], None)))
+        holding = asyncio.create_task(send(upstream, fake.url, UpstreamRequest.of("GET", "/hold", [], None)))
         asking.cancel()
         assert await holding == b"ok"
         assert len(fake.calls) == 3
@@ -553,7 +551,7 @@ async def test_a_body_stops_before_its_attempt_is_over() -> None:
 
     async with FakeUpstream(garbles, by_hand=True) as fake, upstream_of() as upstream:
         with pytest.raises(UpstreamBrokenError, match="not valid HTTP"):
-            await upstream.send(Instance("gpu-0", fake.url, 0), UpstreamRequest("POST", "/x", [], body, 10))
+            await upstream.send(Instance("gpu-0", fake.url, 0), UpstreamRequest.of("POST", "/x", [], body, 10))
         assert not is_reading
 
 
@@ -564,16 +562,89 @@ async def test_whatever_a_body_raises_ends_the_attempt() -> None:
 
     async with FakeUpstream(answering(KEPT)) as fake, upstream_of() as upstream:
         with pytest.raises(RuntimeError, match="odd"):
-            await upstream.send(Instance("gpu-0", fake.url, 0), UpstreamRequest("POST", "/x", [], body, 10))
+            await upstream.send(Instance("gpu-0", fake.url, 0), UpstreamRequest.of("POST", "/x", [], body, 10))
 
 
 async def test_no_descriptor_for_a_second_hold_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_wanted = 0
+
     def full(_fd: int) -> int:
+        nonlocal n_wanted
+        n_wanted += 1
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr("os.dup", full)
     async with FakeUpstream(answering(KEPT)) as fake, upstream_of() as upstream:
-        assert await send(upstream, fake.url, UpstreamRequest("POST", "/x", [], b"x" * 100_000)) == b"ok"
+        request = UpstreamRequest.of("POST", "/x", [], b"x" * 12_000_000)
+        assert await send(upstream, fake.url, request) == b"ok"
+    assert n_wanted == 1
+
+
+async def test_what_fits_in_the_buffer_of_a_socket_is_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_fd: int) -> int:
+        raise AssertionError("held twice")
+
+    monkeypatch.setattr("os.dup", never)
+    async with FakeUpstream(answering(KEPT)) as fake, upstream_of() as upstream:
+        for n_bytes in (1000, 20_000, 40_000):
+            request = UpstreamRequest.of("POST", "/x", [], b"x" * n_bytes)
+            assert await send(upstream, fake.url, request) == b"ok"
+    assert [len(call.body) for call in fake.calls] == [1000, 20_000, 40_000]
+
+
+async def test_chunks_come_with_the_pieces_as_they_were_sent() -> None:
+    begins = asyncio.Event()
+
+    async def streams(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for part in (b"5\r\nhello\r\n", b"1;a\r\n!\r\n", b"1\r\n", b"!\r\n", b"2\r\nok\r\n0\r\n\r\n"):
+            await begins.wait()
+            begins.clear()
+            await call.send(part)
+
+    taken = []
+
+    def take(piece: bytes, is_last: bool, chunks: bytes | None) -> None:
+        taken.append((piece, is_last, chunks))
+        begins.set()
+
+    async with FakeUpstream(streams) as fake, upstream_of() as upstream:
+        answer = await upstream.send(Instance("gpu-0", fake.url, 0), GET)
+        begins.set()
+        pouring = asyncio.create_task(answer.pour(take))
+        while len(taken) < 2:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # the beginning of a chunk, which is no piece
+        begins.set()
+        await pouring
+    assert taken == [
+        (b"hello", False, b"5\r\nhello\r\n"),
+        (b"!", False, None),
+        (b"!", False, None),
+        (b"ok", True, b"2\r\nok\r\n0\r\n\r\n"),
+    ]
+
+
+async def test_a_limit_that_was_kept_says_nothing_to_what_follows() -> None:
+    """One timer serves all that a connection does: that of one request must not end the next, or the rest between."""
+
+    async def slowly(call: Call) -> None:
+        if call.target == "/slow":
+            await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n")
+            for _ in range(6):
+                await asyncio.sleep(0.15)
+                await call.send(b"x")
+        else:
+            await call.send(KEPT + b"\r\n\r\nok")
+
+    upstream = Upstream(first_byte_timeout_s=0.6, idle_timeout_s=0.6, limits=ConnectionLimits())
+    async with FakeUpstream(slowly) as fake:
+        assert await send(upstream, fake.url) == b"ok"
+        await asyncio.sleep(0.9)
+        assert await send(upstream, fake.url, UpstreamRequest.of("GET", "/slow", [], None)) == b"xxxxxx"
+        assert await send(upstream, fake.url) == b"ok"
+        assert [call.reused for call in fake.calls] == [False, True, True]
+        await upstream.close()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as Linux names the options")
@@ -595,7 +666,7 @@ async def test_who_refuses_a_body_may_not_have_read_it(status: int) -> None:
         await call.send(b"HTTP/1.1 %d No\r\nContent-Length: 2\r\n\r\nno" % status)
 
     async with FakeUpstream(refuses, by_hand=True) as fake, upstream_of() as upstream:
-        for request in (UpstreamRequest("POST", "/x", [], b"body"), GET, GET):
+        for request in (UpstreamRequest.of("POST", "/x", [], b"body"), GET, GET):
             assert await send(upstream, fake.url, request) == b"no"
     assert [(call.target, call.reused) for call in fake.calls] == [("/x", False), ("/x", False), ("/x", True)]
 
@@ -610,12 +681,14 @@ async def test_who_leaves_reads_no_more_of_what_floods_in() -> None:
 
     taken = 0
 
-    def take(piece: bytes, is_last: bool) -> None:
+    def take(piece: bytes, is_last: bool, chunks: bytes | None) -> None:
         nonlocal taken
         taken += len(piece)
 
     async with FakeUpstream(floods, by_hand=True) as fake, upstream_of() as upstream:
-        answer = await upstream.send(Instance("gpu-0", fake.url, 0), UpstreamRequest("POST", "/x", [], b"x" * 100_000))
+        answer = await upstream.send(
+            Instance("gpu-0", fake.url, 0), UpstreamRequest.of("POST", "/x", [], b"x" * 100_000)
+        )
         pouring = asyncio.create_task(answer.pour(take))
         while taken < 3_000_000:
             await asyncio.sleep(0)

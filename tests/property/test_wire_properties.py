@@ -38,6 +38,42 @@ def test_chunks_come_out_as_they_went_in(
     assert whole.rest == rest
 
 
+def plainly_decoded(chunks: bytes) -> tuple[bytes, bool]:
+    """The payload of whole chunks, and whether the last one is among them, read as simply as can be."""
+    payload = b""
+    while chunks:
+        line, _, chunks = chunks.partition(b"\r\n")
+        assert line.isalnum()
+        n_bytes = int(line, 16)
+        payload += chunks[:n_bytes]
+        assert chunks[n_bytes : n_bytes + 2] == b"\r\n"
+        chunks = chunks[n_bytes + 2 :]
+        if not n_bytes:
+            assert not chunks
+            return payload, True
+    return payload, False
+
+
+chunk_heads = st.sampled_from([b"%x\r\n", b"%X\r\n", b"0%x\r\n", b"%x;a=b\r\n", b"%x \r\n"])
+
+
+@given(
+    st.lists(st.tuples(chunk_heads, st.binary(min_size=1, max_size=20)), max_size=6),
+    st.sampled_from([b"0\r\n\r\n", b"00\r\n\r\n", b"0;a\r\n\r\n", b"0\r\nA: b\r\n\r\n", b"0\r\n\r\nrest"]),
+    st.lists(st.integers(0, 10_000), max_size=6),
+)
+def test_chunks_that_are_written_as_they_came_say_what_the_payload_says(
+    chunks: list[tuple[bytes, bytes]], end: bytes, at: list[int]
+) -> None:
+    body = ChunkedBody()
+    for part in cut(b"".join(b"%s%s\r\n" % (head % len(piece), piece) for head, piece in chunks) + end, at):
+        if body.is_done:
+            break
+        piece = body.feed(part)
+        if body.chunks is not None:
+            assert plainly_decoded(body.chunks) == (piece, body.is_done)
+
+
 @given(st.lists(st.sampled_from([b"0", b"1", b"a", b"\r", b"\n", b"\r\n", b";", b"x", b" ", b"\x00"]), max_size=30))
 def test_no_bytes_are_worse_than_malformed(data: list[bytes]) -> None:
     body = ChunkedBody()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import prefixroute
 
-# What is dated there: the start of a recording, KV events by the publisher's clock, when a configuration was read, and
-# answers of our own.
+# What is dated there: lines of the access log, the start of a recording, KV events by the publisher's clock, when a
+# configuration was read, and answers of our own.
 WALL_CLOCK = {
+    "access_log.py",
     "exact_tokens/template.py",
     "http/response.py",
     "kv_events/service.py",

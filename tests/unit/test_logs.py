@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import pytest
 
+from prefixroute.access_log import AccessLog
 from prefixroute.core.policy import Reason
 from prefixroute.errors import NoInstanceError
-from prefixroute.logs import LineHandler, TextFormatter, access_log, configure_logs, escaped, log_loop_exception
+from prefixroute.logs import LineHandler, TextFormatter, configure_logs, escaped, log_loop_exception
 from prefixroute.record import AttemptOutcome, Outcome, RequestRecord
 
 SECRET = "sk-1234567890abcdef"
@@ -77,17 +78,17 @@ def knows_llama(model: str) -> bool:
 
 def test_a_clients_address_is_told_where_the_record_has_it(lines: Lines) -> None:
     logger = lines.configure("json")
-    access_log(a_record(), logger, knows_llama)
+    AccessLog(logger, knows_llama).note(a_record())
     record = a_record()
     record.client = "192.0.2.7"
-    access_log(record, logger, knows_llama)
+    AccessLog(logger, knows_llama).note(record)
     without, told = lines.objects
     assert "client" not in without
     assert told["client"] == "192.0.2.7"
 
 
 def test_a_request_is_one_line_of_text(lines: Lines) -> None:
-    access_log(a_record(), lines.configure(), knows_llama)
+    AccessLog(lines.configure(), knows_llama).note(a_record())
 
     assert lines.text.partition(" ")[2] == (
         "info prefixroute.test: request request_id=req-1 method=POST route=/v1/chat/completions lane=aiohttp"
@@ -99,8 +100,8 @@ def test_a_request_is_one_line_of_text(lines: Lines) -> None:
 
 def test_a_request_is_one_json_object_with_the_same_keys_each_time(lines: Lines) -> None:
     logger = lines.configure("json")
-    access_log(a_record(), logger, knows_llama)
-    access_log(RequestRecord("req-2", "GET", "/health", "fast", 0.0), logger, knows_llama)
+    AccessLog(logger, knows_llama).note(a_record())
+    AccessLog(logger, knows_llama).note(RequestRecord("req-2", "GET", "/health", "fast", 0.0))
 
     first, second = lines.objects
     assert first.keys() == second.keys()
@@ -113,7 +114,7 @@ def test_what_a_client_wrote_is_not_logged(lines: Lines, log_format: Literal["te
     record = a_record()
     record.model, record.method = SECRET, SECRET
 
-    access_log(record, lines.configure(log_format, "debug"), knows_llama)
+    AccessLog(lines.configure(log_format, "debug"), knows_llama).note(record)
 
     assert SECRET not in lines.text
     assert "other" in lines.text
@@ -123,7 +124,7 @@ def test_nothing_is_made_when_the_level_is_off(lines: Lines) -> None:
     def knows_model(model: str) -> bool:
         raise AssertionError("asked for a line that nobody reads")
 
-    access_log(a_record(), lines.configure(level="warning"), knows_model)
+    AccessLog(lines.configure(level="warning"), knows_model).note(a_record())
 
     assert lines.text == ""
 

@@ -69,6 +69,7 @@ FAMILIES = {
     "prefixroute_config_reloads_total": ("counter", {"outcome"}),
     "prefixroute_config_last_reload_successful": ("gauge", set[str]()),
     "prefixroute_config_last_reload_success_timestamp_seconds": ("gauge", set[str]()),
+    "prefixroute_event_loop_lag_seconds": ("histogram", set[str]()),
     "prefixroute_build_info": ("gauge", {"version", "strategy"}),
     "prefixroute_kv_events_total": ("counter", {"upstream", "event"}),
     "prefixroute_kv_events_lag_seconds": ("gauge", {"upstream"}),

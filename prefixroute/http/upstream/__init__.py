@@ -1,11 +1,12 @@
 """The upstream side: attempts on instances, over connections that are kept.
 
-`client` sends one attempt; `pool` keeps an instance's connections; `link` is one of them; `place` says where the
-instance is; `answer` is what comes back.
+`client` sends one attempt, a `request`; `pool` keeps an instance's connections; `link` is one of them, with `patience`
+for its instance; `place` says where the instance is; `answer` is what comes back.
 """
 
 from prefixroute.http.upstream.answer import Answer, GarbledAnswerError, Interim
-from prefixroute.http.upstream.client import Upstream, UpstreamRequest
+from prefixroute.http.upstream.client import Upstream
 from prefixroute.http.upstream.pool import ConnectionLimits
+from prefixroute.http.upstream.request import UpstreamRequest
 
 __all__ = ["Answer", "ConnectionLimits", "GarbledAnswerError", "Interim", "Upstream", "UpstreamRequest"]

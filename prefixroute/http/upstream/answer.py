@@ -4,15 +4,19 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from prefixroute.errors import UpstreamBrokenError, UpstreamTimeoutError
+from prefixroute.errors import UpstreamBrokenError
 from prefixroute.http.headers import RawHeaders
 from prefixroute.http.wire.heads import AnswerHead
 
 if TYPE_CHECKING:
     from prefixroute.http.upstream.link import Link
 
-Consume = Callable[[bytes, bool], None]
-"""Takes the next piece of a body, and whether it is the last; the last one may be empty."""
+Consume = Callable[[bytes, bool, bytes | None], None]
+"""Takes the next piece of a body, whether it is the last, and its chunks.
+
+The last piece may be empty. The chunks, if there are any, are exactly the piece as a chunked body on the wire has it,
+the end of that body included with the last piece: to be written as they are, or not looked at.
+"""
 Interim = Callable[[int, bytes, RawHeaders], None]
 """Takes a 1xx: status, reason, headers."""
 
@@ -36,11 +40,8 @@ class Answer:
         "_kept",
         "_link",
         "_n_kept",
-        "_since_s",
-        "_timer",
-        "headers",
+        "head",
         "is_paused",
-        "reason",
         "status",
         "trailers",
     )
@@ -56,15 +57,20 @@ class Answer:
         """Whether who consumes it is slower than it comes."""
         self._fault: BaseException | None = None
         self._end: asyncio.Future[None] | None = None
-        self._since_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self.head = head
         self.status = head.status
         """At least 200, or 101."""
-        self.reason = head.reason
-        self.headers = head.headers
-        """As received, hop-by-hop headers included."""
         self.trailers: RawHeaders = ()
         """Once the body has ended."""
+
+    @property
+    def reason(self) -> bytes:
+        return self.head.reason
+
+    @property
+    def headers(self) -> RawHeaders:
+        """As received, hop-by-hop headers included."""
+        return self.head.headers
 
     @property
     def has_more(self) -> bool:
@@ -79,36 +85,34 @@ class Answer:
         """
         kept, self._kept = self._kept, []
         if self._is_ended:
-            consume(b"".join(kept), True)
+            consume(b"".join(kept), True, None)
             return
         if kept:
-            consume(b"".join(kept), False)
+            consume(b"".join(kept), False, None)
         if self._fault is not None:
             raise self._fault
-        if self._link is None:
+        link = self._link
+        if link is None:
             raise RuntimeError("the answer has been closed")
         self._consume = consume
-        loop = self._link.loop
-        self._end = loop.create_future()
-        if self._n_kept > _MAX_KEPT_BYTES and not self.is_paused:
-            self._link.resume_reading()
-        if self._idle_timeout_s is not None:
-            self._since_s = loop.time()
-            self._timer = loop.call_later(self._idle_timeout_s, self._watch, self._idle_timeout_s)
+        self._end = link.loop.create_future()
+        if not self.is_paused:
+            if self._n_kept > _MAX_KEPT_BYTES:
+                link.resume_reading()
+            self._wait(link)
         try:
             await self._end
         finally:
             self._consume = None
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            if self._link is not None:
+                self._link.patience.rest()
 
     async def whole(self, max_bytes: int) -> bytes | None:
         """The whole body, read as `pour` does; None when it is longer than `max_bytes`."""
         pieces: list[bytes] = []
         n_bytes = 0
 
-        def take(piece: bytes, is_last: bool) -> None:  # noqa: ARG001  as pieces are handed over
+        def take(piece: bytes, is_last: bool, chunks: bytes | None) -> None:  # noqa: ARG001  as pieces are handed over
             nonlocal n_bytes
             n_bytes += len(piece)
             if n_bytes > max_bytes:
@@ -126,6 +130,7 @@ class Answer:
         if not self.is_paused:
             self.is_paused = True
             if self._link is not None:
+                self._link.patience.rest()
                 self._link.pause_reading()
 
     def resume(self) -> None:
@@ -133,7 +138,8 @@ class Answer:
         if self.is_paused:
             self.is_paused = False
             if self._link is not None:
-                self._since_s = self._link.loop.time()
+                if self._consume is not None:
+                    self._wait(self._link)
                 self._link.resume_reading()
 
     def close(self) -> None:
@@ -154,7 +160,7 @@ class Answer:
 
     # ------------------------------------------------------------------ by the connection
 
-    def put(self, piece: bytes) -> None:
+    def put(self, piece: bytes, chunks: bytes | None) -> None:
         """More of the body."""
         consume = self._consume
         if consume is None:
@@ -163,19 +169,25 @@ class Answer:
             if self._n_kept > _MAX_KEPT_BYTES and self._link is not None:
                 self._link.pause_reading()
             return
-        if self._timer is not None and self._link is not None:
-            self._since_s = self._link.loop.time()
-        self._hand_over(consume, piece, False)
+        try:
+            consume(piece, False, chunks)
+        except Exception as fault:  # noqa: BLE001  it is raised again where the body was asked for
+            self._refused(fault)
 
-    def end(self, piece: bytes, trailers: RawHeaders) -> None:
+    def end(self, piece: bytes, chunks: bytes | None, trailers: RawHeaders) -> None:
         """The last of the body."""
-        self.trailers = trailers
+        if trailers:
+            self.trailers = trailers
         self._is_ended = True
         self._link = None  # it may carry another's answer from now on
-        if self._consume is None:
+        consume = self._consume
+        if consume is None:
             self._kept.append(piece)
             return
-        self._hand_over(self._consume, piece, True)
+        try:
+            consume(piece, True, chunks)
+        except Exception as fault:  # noqa: BLE001  as above
+            self._refused(fault)
         if self._end is not None and not self._end.done():
             self._end.set_result(None)
 
@@ -187,27 +199,14 @@ class Answer:
         if self._end is not None and not self._end.done():
             self._end.set_exception(fault)
 
-    def _hand_over(self, consume: Consume, piece: bytes, is_last: bool) -> None:
-        try:
-            consume(piece, is_last)
-        except Exception as fault:  # noqa: BLE001  it is raised again where the body was asked for
-            self._consume = None
-            self._fault = fault
-            if self._end is not None and not self._end.done():
-                self._end.set_exception(fault)
+    def _refused(self, fault: Exception) -> None:
+        self._consume = None
+        self._fault = fault
+        if self._end is not None and not self._end.done():
+            self._end.set_exception(fault)
 
-    def _watch(self, limit_s: float) -> None:
-        # One timer an answer, set again only when it fires: silence is measured without work for each piece.
-        link = self._link
-        if link is None:
-            return
-        left_s = limit_s if self.is_paused else self._since_s + limit_s - link.loop.time()
-        if left_s > 0:
-            self._timer = link.loop.call_later(left_s, self._watch, limit_s)
-            return
-        self._timer = None
-        self.fail(UpstreamTimeoutError(f"{link.name}: silent for idle_timeout_s ({limit_s:g} s)"))
-        link.abort()
+    def _wait(self, link: "Link") -> None:
+        link.patience.wait(self._idle_timeout_s, "silent for idle_timeout_s ({:g} s)")
 
 
 class _TooLongError(Exception):

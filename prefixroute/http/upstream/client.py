@@ -2,37 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from dataclasses import dataclass
 from ssl import SSLContext
 
 from prefixroute.core.fleet import Instance
-from prefixroute.errors import UpstreamTimeoutError
-from prefixroute.http.headers import RawHeaders, first
 from prefixroute.http.upstream.answer import Answer, Interim
 from prefixroute.http.upstream.link import Link
 from prefixroute.http.upstream.place import place_of
 from prefixroute.http.upstream.pool import ConnectionLimits, Pool
-from prefixroute.http.wire.heads import request_head
+from prefixroute.http.upstream.request import UpstreamRequest
 from prefixroute.names import Names
 
-# What surely fits in a socket's buffer, so that it is gone when it is written.
-_WRITE_ONCE_BYTES = 32_768
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamRequest:
-    """What is sent, as the client sent it. `target`: the request target, starting with a slash.
-
-    `body`: bytes, or what gives a stream once a connection is there (`body_bytes`: its length if known), or None.
-    `switches`: headers that ask for another protocol are among `headers`.
-    """
-
-    method: str
-    target: str
-    headers: RawHeaders
-    body: bytes | Callable[[], AsyncIterator[bytes]] | None
-    body_bytes: int | None = None
-    switches: bool = False
+# Above this, copying a body behind its head costs more than writing the two of them from where they are.
+_JOIN_BYTES = 16_384
 
 
 class Upstream:
@@ -69,37 +50,24 @@ class Upstream:
         UpstreamBrokenError, and what a streamed body raises.
         """
         pool = self._pool(instance)
-        head, body = self._head(pool, instance.name, request), request.body
+        body = request.body
         kept = None if fresh or request.switches else pool.take()
         link = kept or await pool.connect()
-        is_streamed = callable(body)
-        waiter = link.ask(
-            request.method.encode("ascii"),
-            kept=kept is not None,
-            has_body=bool(body),
-            uploads=is_streamed,
-            switches=request.switches,
-            on_interim=on_interim,
-            idle_timeout_s=self._idle_timeout_s,
-        )
-        timer = _Limit(link, waiter)
+        waiter = link.ask(request, kept is not None, on_interim, self._idle_timeout_s)
         try:
             if callable(body):
-                link.write(head)
+                link.write(self._head(pool, request))
                 link.keep_spare()
-                upload = self._upload(link, body, timer, chunked=request.body_bytes is None)
+                upload = self._upload(link, body, chunked=request.body_bytes is None)
                 link.uploads_by(asyncio.create_task(upload))
             else:
-                if body is None:
-                    link.write(head)
-                elif len(body) <= _WRITE_ONCE_BYTES:
-                    link.write(head + body)
+                if body is None or len(body) <= _JOIN_BYTES:
+                    link.write(self._head(pool, request, body or b""))
                 else:
-                    link.keep_spare()
-                    link.write(head)
-                    link.write(body)
-                self._await_answer(timer)
-            answer = await waiter
+                    link.write_large(self._head(pool, request), body)
+                if self._first_byte_timeout_s is not None:
+                    self._await_answer(link)
+            return await waiter
         except BaseException:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 # The answer came in the turn in which it was given up. If it is complete, the connection may be
@@ -109,9 +77,6 @@ class Upstream:
                 waiter.cancel()
                 link.abort()
             raise
-        finally:
-            timer.stop()
-        return answer
 
     def configure(
         self,
@@ -160,43 +125,40 @@ class Upstream:
             pool = self._pools[name] = Pool(name, instance.url, place, self._limits, self._names)
         return pool
 
-    def _head(self, pool: Pool, name: str, request: UpstreamRequest) -> bytes:
-        headers, body = request.headers, request.body
-        added: list[tuple[bytes, bytes]] = []
-        if (
-            name in self._authorizations
-            # What answers a TRACE sends back all that it was sent (RFC 9110, 9.3.8).
-            and request.method != "TRACE"
-            and first(headers, b"authorization") is None
-            and first(headers, b"x-api-key") is None
-            and first(headers, b"api-key") is None
-        ):
-            added.append((b"Authorization", self._authorizations[name]))
-        if isinstance(body, bytes):
-            added.append((b"Content-Length", b"%d" % len(body)))
-        elif request.body_bytes is not None:
-            added.append((b"Content-Length", b"%d" % request.body_bytes))
-        elif body is not None:
-            added.append((b"Transfer-Encoding", b"chunked"))
-        return request_head(
-            request.method.encode("ascii"),
-            pool.place.base + request.target.encode("utf-8", "surrogateescape"),
-            pool.place.authority,
-            [*headers, *added] if added else headers,
+    def _head(self, pool: Pool, request: UpstreamRequest, body: bytes = b"") -> bytes:
+        """A request's head, its fields in their order behind Host, and what is written with it."""
+        place = pool.place
+        method = request.method
+        authorization = b""
+        # What answers a TRACE sends back all that it was sent (RFC 9110, 9.3.8).
+        if not request.has_credentials and method != b"TRACE":
+            authorization = self._authorizations.get(pool.name, b"")
+        return b"".join(
+            (
+                method,
+                b" ",
+                place.base,
+                request.target,
+                b" HTTP/1.1\r\nHost: ",
+                place.authority,
+                b"\r\n",
+                request.fields,
+                authorization,
+                request.framing(),
+                b"\r\n",
+                body,
+            )
         )
 
-    async def _upload(
-        self, link: Link, body: Callable[[], AsyncIterator[bytes]], limit: "_Limit", *, chunked: bool
-    ) -> None:
+    async def _upload(self, link: Link, body: Callable[[], AsyncIterator[bytes]], *, chunked: bool) -> None:
         """While the client is waited for, the instance's limits do not run."""
         try:
             async for piece in body():
                 link.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
                 if link.is_write_paused:
-                    idle_timeout_s = self._idle_timeout_s
-                    limit.run(idle_timeout_s, "took nothing of the body for idle_timeout_s ({:g} s)")
+                    link.await_head(self._idle_timeout_s, "took nothing of the body for idle_timeout_s ({:g} s)")
                     await link.writable()
-                    limit.stop()
+                    link.await_head(None)
             if chunked:
                 link.write(b"0\r\n\r\n")
         except Exception as fault:  # noqa: BLE001  it is raised again where the answer is waited for
@@ -204,36 +166,11 @@ class Upstream:
             link.give_up(fault)
             return
         link.uploaded()
-        self._await_answer(limit)
+        self._await_answer(link)
 
-    def _await_answer(self, limit: "_Limit") -> None:
-        limit.run(self._first_byte_timeout_s, "no answer within first_byte_timeout_s ({:g} s)")
-
-
-class _Limit:
-    """One limit at a time on how long the instance may keep the beginning of its answer waiting."""
-
-    __slots__ = ("_link", "_timer", "_waiter")
-
-    def __init__(self, link: Link, waiter: asyncio.Future[Answer]) -> None:
-        self._link = link
-        self._waiter = waiter
-        self._timer: asyncio.TimerHandle | None = None
-
-    def run(self, seconds: float | None, text: str) -> None:
-        """After so long without `stop`, or an answer, the attempt ends with `text`."""
-        if seconds is not None and not self._waiter.done():
-            self._timer = self._link.loop.call_later(seconds, self._end, text.format(seconds))
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _end(self, text: str) -> None:
-        if not self._waiter.done():
-            self._link.give_up(UpstreamTimeoutError(f"{self._link.name}: {text}"))
+    def _await_answer(self, link: Link) -> None:
+        link.await_head(self._first_byte_timeout_s, "no answer within first_byte_timeout_s ({:g} s)")
 
 
 def _authorizations(api_keys: Mapping[str, str]) -> dict[str, bytes]:
-    return {name: b"Bearer " + key.encode("latin-1", "replace") for name, key in api_keys.items()}
+    return {name: b"Authorization: Bearer %s\r\n" % key.encode("latin-1", "replace") for name, key in api_keys.items()}

@@ -13,11 +13,13 @@ from contextlib import suppress
 from enum import Enum
 from typing import Protocol
 
-from prefixroute.errors import UpstreamBrokenError, UpstreamError, UpstreamUnreachableError
+from prefixroute.errors import UpstreamBrokenError, UpstreamError, UpstreamTimeoutError, UpstreamUnreachableError
+from prefixroute.http.patience import Patience
 from prefixroute.http.upstream.answer import Answer, GarbledAnswerError, Interim
+from prefixroute.http.upstream.request import UpstreamRequest
 from prefixroute.http.wire.bodies import BodyReader, answer_body
 from prefixroute.http.wire.heads import AnswerHead, MalformedError
-from prefixroute.http.wire.reading import HeadReader, Keeping, keeping
+from prefixroute.http.wire.reading import NOT_KEPT, HeadReader, keeping
 
 # An instance that goes on with interim answers for longer than this makes work for nothing.
 _MAX_INTERIM = 64
@@ -44,6 +46,10 @@ class _State(Enum):
     GONE = "gone"
 
 
+# As an enum's members are looked up, they would cost more than what is done with them.
+_IDLE, _HEAD, _BODY, _GONE = _State.IDLE, _State.HEAD, _State.BODY, _State.GONE
+
+
 class Keeper(Protocol):
     """Whose connection it is."""
 
@@ -59,6 +65,40 @@ class Keeper(Protocol):
 class Link(asyncio.Protocol):
     """Made by a pool. `name`: of the instance, for messages."""
 
+    __slots__ = (
+        "_answer",
+        "_body",
+        "_has_body",
+        "_heard",
+        "_idle_timeout_s",
+        "_is_reading_paused",
+        "_is_sent",
+        "_is_uploading",
+        "_keeper",
+        "_method",
+        "_n_interim",
+        "_n_interim_bytes",
+        "_on_interim",
+        "_poll",
+        "_reader",
+        "_rest",
+        "_spare",
+        "_state",
+        "_switches",
+        "_upload",
+        "_waiter",
+        "_was_kept",
+        "_writable",
+        "idle_until_s",
+        "is_write_paused",
+        "keeping",
+        "loop",
+        "n_requests",
+        "name",
+        "patience",
+        "transport",
+    )
+
     def __init__(self, name: str, keeper: Keeper, loop: asyncio.AbstractEventLoop, max_header_bytes: int) -> None:
         self.name = name
         self.loop = loop
@@ -66,12 +106,14 @@ class Link(asyncio.Protocol):
         """Sent on it so far, the one under way included."""
         self.idle_until_s = 0.0
         """While it is kept: when it is no longer to be used."""
-        self.keeping = Keeping(False)
+        self.keeping = NOT_KEPT
         """What the server said of it last."""
+        self.patience = Patience(loop, self._overdue)
+        """With the instance, while its answer is waited for or goes on."""
         self.transport: asyncio.Transport | None = None
         self._keeper = keeper
         self._reader = HeadReader(max_header_bytes)
-        self._state = _State.IDLE
+        self._state: _State = _IDLE
         self._method = b""
         self._rest = b""
         """What came behind a 101."""
@@ -98,36 +140,36 @@ class Link(asyncio.Protocol):
     # ------------------------------------------------------------------ asking
 
     def ask(
-        self,
-        method: bytes,
-        *,
-        kept: bool,
-        has_body: bool,
-        uploads: bool,
-        switches: bool,
-        on_interim: Interim | None,
-        idle_timeout_s: float | None,
+        self, request: UpstreamRequest, is_kept: bool, on_interim: Interim | None, idle_timeout_s: float | None
     ) -> asyncio.Future[Answer]:
-        """To be called right before a request is written. The future gets the answer once its head is here.
+        """To be called right before `request` is written. The future gets the answer once its head is here.
 
-        `kept`: the connection was not made for this request. `uploads`: the body is written piece by piece, until
-        `uploaded`. `switches`: another protocol is asked for.
+        `is_kept`: the connection was not made for this request. A body that is no bytes is written piece by piece,
+        until `uploaded`.
         """
-        if self._state is not _State.IDLE:
+        if self._state is not _IDLE:
             raise RuntimeError("the connection is in use")
-        self._state = _State.HEAD
+        self._state = _HEAD
         self.n_requests += 1
-        self._method = method
+        self._method = request.method
         self._n_interim = self._n_interim_bytes = 0
         self._heard = False
-        self._was_kept = kept
-        self._has_body = has_body
+        self._was_kept = is_kept
+        self._has_body = bool(request.body)
         self._on_interim = on_interim
         self._idle_timeout_s = idle_timeout_s
-        self._is_uploading = uploads
-        self._switches = switches
-        self._waiter = self.loop.create_future()
-        return self._waiter
+        self._is_uploading = callable(request.body)
+        self._switches = request.switches
+        self._waiter = waiter = self.loop.create_future()
+        return waiter
+
+    def await_head(self, limit_s: float | None, text: str = "") -> None:
+        """From now on the instance has so long to begin its answer; None: any time. `text`: as of `Patience.wait`.
+
+        Where it has begun, or nobody waits for it any more, this means nothing.
+        """
+        if self._waiter is not None and not self._waiter.done():
+            self.patience.wait(limit_s, text)
 
     def write(self, data: bytes) -> None:
         """Nothing is written on a connection that is gone: who waits for the answer has been told."""
@@ -136,9 +178,18 @@ class Link(asyncio.Protocol):
             self._is_sent = True
             transport.write(data)
 
+    def write_large(self, head: bytes, body: bytes) -> None:
+        """As `write`, for more than may fit in the socket's buffer. Nothing is copied that fits."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            self._is_sent = True
+            transport.writelines((head, body))
+            if transport.get_write_buffer_size():
+                self.keep_spare()
+
     async def writable(self) -> None:
         """Until the instance has taken enough of what was written, or is gone."""
-        while self.is_write_paused and self._state is not _State.GONE:
+        while self.is_write_paused and self._state is not _GONE:
             if self._writable is None:
                 self._writable = self.loop.create_future()
             # Shielded: a second waiter would be cancelled with the first.
@@ -219,12 +270,12 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         state = self._state
         try:
-            if state is _State.BODY:
+            if state is _BODY:
                 self._feed(data)
-            elif state is _State.HEAD:
+            elif state is _HEAD:
                 self._heard = True
                 self._read_head(data)
-            elif state is _State.IDLE:
+            elif state is _IDLE:
                 # Nobody asked: a goodbye (408), say. It would be taken for the answer to the next request.
                 self.abort()
         except MalformedError as error:
@@ -247,8 +298,8 @@ class Link(asyncio.Protocol):
         self._gone()
 
     def _end_of_answers(self, exc: BaseException | None) -> None:
-        if self._state is _State.BODY and self._body is not None and exc is None and self._body.end_of_connection():
-            self._complete(b"")
+        if self._state is _BODY and self._body is not None and exc is None and self._body.end_of_connection():
+            self._complete(b"", None)
         else:
             self._stop_upload()
             self._tell(self._loss(exc))
@@ -281,6 +332,8 @@ class Link(asyncio.Protocol):
                     return
 
     def _begin(self, head: AnswerHead, rest: bytes) -> None:
+        self.patience.rest()
+        body: BodyReader | None = None
         if head.status == _SWITCHING:
             if not self._switches:
                 raise MalformedError("switched to a protocol that was not asked for")
@@ -288,20 +341,20 @@ class Link(asyncio.Protocol):
             self._rest = rest
             self.pause_reading()
         else:
-            self._body = answer_body(head, self._method)
+            body = answer_body(head, self._method)
             # Who refuses a request may not have read its body, and take it for the next one: nobody can tell.
-            self.keeping = Keeping(False) if self._has_body and head.status >= _REFUSED else keeping(head)
-        self._state = _State.BODY
-        self._answer = Answer(self, head, self._idle_timeout_s)
+            self.keeping = NOT_KEPT if self._has_body and head.status >= _REFUSED else keeping(head)
+        self._state = _BODY
+        self._body = body
+        self._answer = answer = Answer(self, head, self._idle_timeout_s)
         waiter, self._waiter = self._waiter, None
-        answered = waiter is not None and not waiter.done()
-        if waiter is not None and answered:
-            waiter.set_result(self._answer)
-        if self._body is None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(answer)
+        if body is None:
             return
-        if self._body.is_done:
-            self._body.rest = rest
-            self._complete(b"")
+        if body.is_done:
+            body.rest = rest
+            self._complete(b"", None)
         elif rest:
             self._feed(rest)
 
@@ -311,33 +364,41 @@ class Link(asyncio.Protocol):
             return
         piece = body.feed(data)
         if body.is_done:
-            self._complete(piece)
+            self._complete(piece, body.chunks)
         elif piece:
-            answer.put(piece)
+            self.patience.heard_s = self.loop.time()
+            answer.put(piece, body.chunks)
 
-    def _complete(self, piece: bytes) -> None:
+    def _complete(self, piece: bytes, chunks: bytes | None) -> None:
         body, answer = self._body, self._answer
         self._body = self._answer = None
-        self._state = _State.IDLE
-        self._drop_spare()
+        self._state = _IDLE
+        self.patience.rest()
+        if self._spare is not None:
+            self._drop_spare()
         if body is None or answer is None:
             return
-        self._stop_upload()
-        answer.end(piece, body.trailers)
+        if self._upload is not None:
+            self._stop_upload()
+        answer.end(piece, chunks, body.trailers)
         transport = self.transport
         if transport is None:
             return
         # An instance that answered before it had all of the request may never read the rest.
         is_all_sent = not self._is_uploading and not transport.get_write_buffer_size()
         if self.keeping.is_kept and is_all_sent and not body.rest and not transport.is_closing():
-            self.resume_reading()
+            if self._is_reading_paused:
+                self.resume_reading()
             self._keeper.release(self)
         else:
             transport.abort()
 
+    def _overdue(self, text: str) -> None:
+        self.give_up(UpstreamTimeoutError(f"{self.name}: {text}"))
+
     def _loss(self, exc: BaseException | None) -> UpstreamError:
         kind = "closed" if exc is None else type(exc).__name__
-        if self._state is _State.BODY:
+        if self._state is _BODY:
             return UpstreamBrokenError(f"{self.name}: answer broke off ({kind})")
         if self._heard:
             return GarbledAnswerError(f"{self.name}: the head of the answer broke off ({kind})")
@@ -355,7 +416,8 @@ class Link(asyncio.Protocol):
         self._body = None
 
     def _gone(self) -> None:
-        self._state = _State.GONE
+        self._state = _GONE
+        self.patience.close()
         self._drop_spare()
         self._stop_upload()
         self._wake_writer()

@@ -33,9 +33,9 @@ class Pool:
     """
 
     def __init__(self, name: str, url: str, place: Place, limits: ConnectionLimits, names: Names) -> None:
+        self.name = name
         self.url = url
         self.place = place
-        self._name = name
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._connector = Connector(name, place, limits.connect_timeout_s, names)
@@ -43,6 +43,8 @@ class Pool:
         """Longest kept first."""
         self._links: set[Link] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeps_s = 0.0
+        """When the sweeper is due."""
         self._warming: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -57,8 +59,9 @@ class Pool:
                 found = link
             else:
                 link.abort()
-        for _ in range(self._limits.n_warm - len(idle) - len(self._warming)):
-            self._warm()
+        if self._limits.n_warm:
+            for _ in range(self._limits.n_warm - len(idle) - len(self._warming)):
+                self._warm()
         return found
 
     async def connect(self) -> Link:
@@ -66,7 +69,7 @@ class Pool:
         made: list[Link] = []
 
         def make() -> Link:
-            link = Link(self._name, self, self._loop, self._limits.max_header_bytes)
+            link = Link(self.name, self, self._loop, self._limits.max_header_bytes)
             made.append(link)
             return link
 
@@ -75,7 +78,7 @@ class Pool:
         if link.transport is None or link.transport.is_closing():
             link.abort()
             # It was lost while the loop was still telling us of it.
-            raise UpstreamUnreachableError(f"{self._name}: closed at once")
+            raise UpstreamUnreachableError(f"{self.name}: closed at once")
         self._links.add(link)
         return link
 
@@ -122,13 +125,16 @@ class Pool:
         if keep_s <= 0:
             link.abort()
             return
-        link.idle_until_s = self._loop.time() + keep_s
+        link.idle_until_s = until_s = self._loop.time() + keep_s
         self._idle.append(link)
-        if self._sweeper is not None and link.idle_until_s < self._sweeper.when():
+        if self._sweeper is None or until_s < self._sweeps_s:
+            self._sweep_in(until_s, keep_s)
+
+    def _sweep_in(self, until_s: float, delay_s: float) -> None:
+        if self._sweeper is not None:
             self._sweeper.cancel()
-            self._sweeper = None
-        if self._sweeper is None:
-            self._sweeper = self._loop.call_later(keep_s, self._sweep)
+        self._sweeps_s = until_s
+        self._sweeper = self._loop.call_later(delay_s, self._sweep)
 
     def _sweep(self) -> None:
         """Closes what was kept for too long. Timed by the earliest end there is, so it runs rarely."""
@@ -139,7 +145,7 @@ class Pool:
             link.abort()
         if self._idle:
             next_s = min(link.idle_until_s for link in self._idle)
-            self._sweeper = self._loop.call_later(max(0.0, next_s - now_s), self._sweep)
+            self._sweep_in(next_s, max(0.0, next_s - now_s))
 
     def _warm(self) -> None:
         task = self._loop.create_task(self._connect_ahead())

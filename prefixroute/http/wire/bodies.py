@@ -8,9 +8,11 @@ from typing import Protocol
 
 from prefixroute.http.wire.heads import HEAD_END, AnswerHead, MalformedError, parse_fields
 
-# Digits of a length or a chunk's size: as many as 64 bits need.
+# The beginning of a chunk as nearly all are: no extensions, no padding.
+_PLAIN_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
+# Digits of a chunk's size or a length: as many as 64 bits need.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
-_LENGTH = re.compile(rb"[0-9]{1,19}")
+_MAX_LENGTH_DIGITS = 19
 # Extensions of chunks mean nothing to us, and a line of them is work without payload.
 _MAX_LINE_BYTES = 4096
 _MAX_TRAILER_BYTES = 65_536
@@ -36,6 +38,7 @@ _NO_TRAILERS = frozenset(
     }
 )
 _NO_BODY = (204, 304)
+_FRAMINGS = (b"content-length", b"transfer-encoding")
 
 
 class BodyReader(Protocol):
@@ -45,6 +48,14 @@ class BodyReader(Protocol):
     rest: bytes
     """What came behind the end."""
     trailers: list[tuple[bytes, bytes]]
+
+    @property
+    def chunks(self) -> bytes | None:
+        """What was fed last, if it can be written as it is where the payload goes on in chunks.
+
+        Whole chunks, the last one among them if the body is done; no extensions, no trailers, nothing behind the end.
+        """
+        ...
 
     def feed(self, data: bytes) -> bytes:
         """The payload in `data`, maybe none of it. Raises MalformedError."""
@@ -59,6 +70,7 @@ class CountedBody:
     """As many bytes as were declared; none of them: done at once."""
 
     __slots__ = ("_left_bytes", "is_done", "rest", "trailers")
+    chunks = None
 
     def __init__(self, n_bytes: int) -> None:
         self._left_bytes = n_bytes
@@ -83,6 +95,7 @@ class EndlessBody:
     """Ends with the connection."""
 
     __slots__ = ("is_done", "rest", "trailers")
+    chunks = None
 
     def __init__(self) -> None:
         self.is_done = False
@@ -99,24 +112,40 @@ class EndlessBody:
 class ChunkedBody:
     """Chunks, and maybe trailers."""
 
-    __slots__ = ("_left_bytes", "_line", "_trailer", "is_done", "rest", "trailers")
+    __slots__ = ("_is_between", "_left_bytes", "_line", "_trailer", "chunks", "is_done", "rest", "trailers")
 
     def __init__(self) -> None:
+        self._is_between = True
+        """Whether a chunk begins with the next byte."""
         self._left_bytes = 0
         """Of the chunk under way, its CRLF included; 0: a size is next."""
         self._line = b""
         """The beginning of a size's line."""
         self._trailer: bytes | None = None
         """What came behind the last chunk; None: it has not come."""
+        self.chunks: bytes | None = None
         self.is_done = False
         self.rest = b""
         self.trailers: list[tuple[bytes, bytes]] = []
 
     def feed(self, data: bytes) -> bytes:
+        # One chunk in one piece, which is what a token at a time looks like.
+        if self._is_between and (size := _PLAIN_SIZE.match(data)) is not None:
+            start = size.end()
+            end = len(data) - 2
+            if start < end == start + int(size[1], 16) and data.endswith(b"\r\n"):
+                self.chunks = data
+                return data[start:end]
+        return self._follow(data)
+
+    def _follow(self, data: bytes) -> bytes:
+        self.chunks = None
         if self._trailer is not None:
             self._read_trailer(data)
             return b""
         pieces = []
+        is_plain = self._is_between
+        fed = data
         at, end = 0, len(data)
         if self._line:
             data, self._line = self._line + data, b""
@@ -147,13 +176,18 @@ class ChunkedBody:
             size = _SIZE.fullmatch(data, at, line_end)
             if size is None:
                 raise MalformedError("a chunk has no size")
+            is_plain = is_plain and size.end(1) == line_end
             at = line_end + 2
             n_bytes = int(size[1], 16)
             if not n_bytes:
                 self._trailer = b""
                 self._read_trailer(data[at:])
+                is_plain = is_plain and self._trailer == b"" and self.is_done and not self.rest
                 break
             self._left_bytes = n_bytes + 2
+        self._is_between = not self._left_bytes and not self._line and self._trailer is None
+        if is_plain and (self._is_between or self.is_done):
+            self.chunks = fed
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _read_trailer(self, data: bytes) -> None:
@@ -178,20 +212,11 @@ class ChunkedBody:
 
 def answer_body(head: AnswerHead, method: bytes) -> BodyReader:
     """What follows `head`, the answer to a request of `method`. Raises MalformedError: nobody can tell for sure."""
-    length: bytes | None = None
-    coding: bytes | None = None
-    n_framings = 0
-    for name, value in head.headers:
-        key = name.lower()
-        if key == b"content-length":
-            length = value
-            n_framings += 1
-        elif key == b"transfer-encoding":
-            coding = value
-            n_framings += 1
-    if n_framings > 1:
+    length = head.index.get(b"content-length")
+    coding = head.index.get(b"transfer-encoding")
+    if (length is not None and coding is not None) or (head.repeats and _n_framings(head) > 1):
         raise MalformedError("more than one framing")
-    if length is not None and _LENGTH.fullmatch(length) is None:
+    if length is not None and not (length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS):
         raise MalformedError("the length is no number")
     if coding is not None and (coding.lower() != b"chunked" or not head.minor):
         raise MalformedError("a coding that was not asked for")
@@ -200,3 +225,7 @@ def answer_body(head: AnswerHead, method: bytes) -> BodyReader:
     if length is not None:
         return CountedBody(int(length))
     return EndlessBody() if coding is None else ChunkedBody()
+
+
+def _n_framings(head: AnswerHead) -> int:
+    return sum(name.lower() in _FRAMINGS for name, _ in head.headers)

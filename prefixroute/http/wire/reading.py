@@ -8,8 +8,6 @@ from prefixroute.http.wire.heads import HEAD_END, AnswerHead, MalformedError, pa
 _BEGINNING = b"HTTP/1."
 # What is longer is no limit.
 _MAX_DIGITS = 9
-# Of the two headers that speak of it.
-_NAME_BYTES = 10
 
 
 class HeadReader:
@@ -61,19 +59,23 @@ class Keeping:
     n_left: int | None = None
 
 
+KEPT = Keeping(True)
+NOT_KEPT = Keeping(False)
+
+
 def keeping(head: AnswerHead) -> Keeping:
     """Whether the connection is kept after this answer (RFC 9112, 9.3), for how long and for how many more."""
+    if b"connection" not in head.index and b"keep-alive" not in head.index:
+        return KEPT if head.minor == 1 else NOT_KEPT
     is_kept = head.minor == 1
     timeout_s: float | None = None
     n_left: int | None = None
     for name, value in head.headers:
-        if len(name) != _NAME_BYTES:
-            continue
         key = name.lower()
         if key == b"connection":
             tokens = [token.strip() for token in value.lower().split(b",")]
             if b"close" in tokens:
-                return Keeping(False)
+                return NOT_KEPT
             is_kept = is_kept or b"keep-alive" in tokens
         elif key == b"keep-alive":
             for parameter in value.split(b","):

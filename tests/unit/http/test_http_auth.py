@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from prefixroute.config.api_keys import ApiKey, digest_of, key_file_warnings, read_api_keys
 from prefixroute.errors import ConfigError, UnauthorizedError
+from prefixroute.http.arrival import RequestHead
 from prefixroute.http.auth import AdminToken, ApiKeys, KeyLimitError, tenant_of
 
 SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
@@ -37,8 +38,22 @@ def keys(clock: Clock) -> ApiKeys:
     return keys
 
 
-def bearer(key: bytes) -> list[tuple[bytes, bytes]]:
-    return [(b"Host", b"x"), (b"Authorization", b"Bearer " + key)]
+def head(headers: list[tuple[bytes, bytes]]) -> RequestHead:
+    return RequestHead("POST", "/v1/chat/completions", 1, headers)
+
+
+def bearer(key: bytes) -> RequestHead:
+    return head([(b"Host", b"x"), (b"Authorization", b"Bearer " + key)])
+
+
+def test_a_head_that_comes_again_is_let_in_by_the_keys_there_are_now(keys: ApiKeys) -> None:
+    same = bearer(KEY)
+    assert keys.enter(same).name == keys.enter(same).name == "alice"
+    keys.use([ApiKey("carol", digest_of(KEY))])
+    assert keys.enter(same).name == "carol"
+    keys.use([ApiKey("bob", digest_of(OTHER))])
+    with pytest.raises(UnauthorizedError):
+        keys.enter(same)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +70,8 @@ def bearer(key: bytes) -> list[tuple[bytes, bytes]]:
 def test_a_key_is_found_in_each_header_that_brings_keys_and_goes_no_further(
     keys: ApiKeys, header: tuple[bytes, bytes]
 ) -> None:
-    visit = keys.enter([(b"Host", b"x"), header, (b"X-Own", b"1")])
-    assert (visit.name, visit.headers) == ("alice", [(b"Host", b"x"), (b"X-Own", b"1")])
+    visit = keys.enter(head([(b"Host", b"x"), header, (b"X-Own", b"1")]))
+    assert (visit.name, visit.head.headers) == ("alice", [(b"Host", b"x"), (b"X-Own", b"1")])
 
 
 @pytest.mark.parametrize(
@@ -81,14 +96,14 @@ def test_a_key_is_found_in_each_header_that_brings_keys_and_goes_no_further(
 )
 def test_what_is_no_key_lets_nobody_in(keys: ApiKeys, headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(UnauthorizedError) as caught:
-        keys.enter(headers)
+        keys.enter(head(headers))
     assert KEY.decode() not in str(caught.value)
 
 
 def test_every_key_of_ours_is_taken_out_and_no_other(keys: ApiKeys) -> None:
     foreign = (b"Authorization", b"Bearer sk-of-the-instance")
-    visit = keys.enter([foreign, (b"x-api-key", OTHER), (b"api-key", KEY), (b"X-Api-Key", b"wrong")])
-    assert (visit.name, visit.headers) == ("bob", [foreign, (b"X-Api-Key", b"wrong")])
+    visit = keys.enter(head([foreign, (b"x-api-key", OTHER), (b"api-key", KEY), (b"X-Api-Key", b"wrong")]))
+    assert (visit.name, visit.head.headers) == ("bob", [foreign, (b"X-Api-Key", b"wrong")])
 
 
 def test_before_any_key_is_known_nobody_is_let_in(clock: Clock) -> None:
@@ -312,14 +327,14 @@ def test_any_file_gives_keys_or_one_line(tmp_path_factory: pytest.TempPathFactor
 
 def test_the_admin_token_admits_who_brings_it() -> None:
     token = AdminToken("t0ken")
-    assert token.admits(bearer(b"t0ken"))
-    assert not token.admits(bearer(b"t0kem"))
+    assert token.admits(bearer(b"t0ken").headers)
+    assert not token.admits(bearer(b"t0kem").headers)
     assert not token.admits([])
     token.use("other")
-    assert not token.admits(bearer(b"t0ken"))
+    assert not token.admits(bearer(b"t0ken").headers)
     assert AdminToken().admits([])
 
 
 def test_tenants_are_told_apart_by_the_key_they_bring() -> None:
-    assert tenant_of(bearer(KEY)) == tenant_of([(b"x-api-key", KEY)]) != tenant_of(bearer(OTHER))
+    assert tenant_of(bearer(KEY).headers) == tenant_of([(b"x-api-key", KEY)]) != tenant_of(bearer(OTHER).headers)
     assert tenant_of([(b"Host", b"x"), (b"Authorization", b"Basic abc")]) == b""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from prefixroute.http.arrival import RequestHead
 from prefixroute.http.headers import (
     asking,
     first,
@@ -10,7 +11,6 @@ from prefixroute.http.headers import (
     is_encoded,
     prefix_aware_id,
     relayed,
-    request_id,
     short_text,
 )
 
@@ -70,19 +70,25 @@ def test_the_first_value_counts() -> None:
 
 @pytest.mark.parametrize("sent", [b"a", b"A-Z_0.9:/@", b"x" * 128])
 def test_a_fit_request_id_is_kept(sent: bytes) -> None:
-    assert request_id([(b"X-Request-Id", sent)]) == sent.decode()
+    assert head([(b"X-Request-Id", sent)]).request_id == sent.decode()
 
 
 @pytest.mark.parametrize("sent", [b"", b" ", b"a b", b'"', b"'", b"\\", b"\x7f", b"\xc3\xa9", b"a\tb", b"x" * 129])
 def test_an_unfit_request_id_is_replaced(sent: bytes) -> None:
-    made = request_id([(b"x-request-id", sent)])
-    assert len(made) == 32
-    assert made != request_id([(b"x-request-id", sent)])
+    assert head([(b"x-request-id", sent)]).request_id is None
+    assert head([(b"x-request-id", sent)]).fields_for("made") == b"x-request-id: made\r\n"
 
 
 @pytest.mark.parametrize("second", [b"a", b"b", b""])
 def test_of_two_request_ids_neither_is_kept(second: bytes) -> None:
-    assert request_id([(b"x-request-id", b"a"), (b"X-Request-ID", second)]) not in ("a", "b")
+    one = head([(b"x-request-id", b"a"), (b"X-Request-ID", second), (b"X-Own", b"1")])
+    assert one.request_id is None
+    assert one.fields_for("made") == b"X-Own: 1\r\nx-request-id: made\r\n"
+
+
+def test_a_fit_request_id_stays_in_its_place_and_may_be_another_one() -> None:
+    one = head([(b"A", b"1"), (b"X-Request-ID", b"a"), (b"B", b"2"), (b"Connection", b"b")])
+    assert one.fields_for("b") == b"A: 1\r\nX-Request-ID: b\r\n"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +109,8 @@ def test_there_is_one_request_id(headers: list[Header], after: list[Header]) -> 
     [(b"s", "s"), (b"a b~", "a b~"), (b"", None), (b"\x01", None), (b"\xff", None), (b"x" * 257, None)],
 )
 def test_a_short_text_is_printable(value: bytes, text: str | None) -> None:
-    assert short_text([(b"X-Session-Id", value)], b"x-session-id") == text
-    assert short_text([], b"x-session-id") is None
+    assert short_text(value) == text
+    assert short_text(None) is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,7 @@ def test_a_short_text_is_printable(value: bytes, text: str | None) -> None:
     [(b"app-1", "app-1"), (b"a" * 64, "a" * 64), (b"a" * 65, None), (b"", None), (b" a", None), (b"a\x7f", None)],
 )
 def test_a_prefix_aware_id_is_as_sagemaker_takes_it(value: bytes, read: str | None) -> None:
-    assert prefix_aware_id([(b"X-Amzn-SageMaker-Prefix-Aware-Id", value)]) == read
+    assert prefix_aware_id(value) == read
 
 
 @pytest.mark.parametrize(
@@ -121,3 +127,7 @@ def test_a_prefix_aware_id_is_as_sagemaker_takes_it(value: bytes, read: str | No
 )
 def test_a_body_is_encoded_unless_it_says_that_it_is_not(values: list[bytes], encoded: bool) -> None:
     assert is_encoded([(b"Content-Encoding", value) for value in values]) is encoded
+
+
+def head(headers: list[Header]) -> RequestHead:
+    return RequestHead("POST", "/v1/chat/completions", 1, headers)

@@ -6,9 +6,9 @@ import pytest
 
 from prefixroute.errors import NoInstanceError, RequestError
 from prefixroute.http.dialects import error_body, error_headers
+from prefixroute.http.front import address
 from prefixroute.http.retry import RetryBudget
 from prefixroute.http.routes import Dialect
-from prefixroute.http.server import address
 from prefixroute.http.stored import StoredResponses
 from prefixroute.http.usage import UsageWatch
 

@@ -64,6 +64,18 @@ def test_deltas_that_follow_one_another_are_one_event() -> None:
     assert len(events_of(b"".join(map(event, texts)), by_deltas=False)[0]) == len(texts)
 
 
+def test_a_text_is_not_appended_where_it_does_not_end_its_delta() -> None:
+    """The string that a text goes on in must be the same one."""
+    alike, other = event("a"), event("b").replace(b'"b"', b'"b", "reasoning": "c"')
+    alone = [json.loads(one[6:]) for one in (alike, other, alike)]
+    for data in (alike + other + alike, alike + alike + other + alike + alike):
+        found, _ = events_of(data)
+        deltas = [json.loads(one)["choices"][0]["delta"] for one in found]
+        assert alone[1]["choices"][0]["delta"] in deltas
+        assert {*"".join(delta["content"] for delta in deltas)} == {"a", "b"}
+        assert len(deltas) == 3
+
+
 def test_a_long_response_is_read_at_its_end() -> None:
     prompt = read_prompt(Api.RESPONSES, b'{"input":"?"}')
     item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from prefixroute.http.wire.heads import AnswerHead, MalformedError
+from prefixroute.http.headers import rendered
+from prefixroute.http.wire.heads import MalformedError, parse_answer_head
 from prefixroute.http.wire.reading import HeadReader, Keeping, keeping
 
 HEAD = b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n"
@@ -47,4 +48,4 @@ def test_many_headers_may_be_longer_together_than_each_may_be() -> None:
     ],
 )
 def test_what_an_answer_says_of_its_connection(minor: int, headers: list[tuple[bytes, bytes]], said: Keeping) -> None:
-    assert keeping(AnswerHead(minor, 200, b"OK", headers)) == said
+    assert keeping(parse_answer_head(b"HTTP/1.%d 200 OK\r\n%s\r\n" % (minor, rendered(headers)))) == said

@@ -1,69 +1,41 @@
-"""The front server: aiohttp's low-level one, with the router's own words for what never becomes a request.
+"""A client's connection that takes all of HTTP/1: aiohttp's, with the router's own words for what is no request.
 
 What cannot be parsed is answered in a dialect clients read, and repeats nothing of it: the offending line may hold a
 credential, so it goes into no answer and no log.
 """
 
 import asyncio
-import errno
-import fcntl
 import logging
 import math
-import os
-import select
-import socket
-import ssl
-import sys
-import termios
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
-import aiohttp.http_parser
-from aiohttp import StreamReader, web
+from aiohttp import HttpVersion, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from prefixroute.config.tls import ServerTls
-from prefixroute.errors import ListenError
-from prefixroute.http.body import MalformedBodyError
+from prefixroute.http.arrival import Arrival, Client, RequestHead, Source
+from prefixroute.http.body import MAX_LENGTH_DIGITS, MalformedBodyError
 from prefixroute.http.dialects import error_body, error_headers
-from prefixroute.http.headers import MAX_FULL_HEADERS, MAX_HEADERS, new_request_id
-from prefixroute.http.malformed import malformed_text
-from prefixroute.http.parser_gaps import Next, ParserGaps
+from prefixroute.http.front.limits import ClientLimits, Handler
+from prefixroute.http.front.malformed import malformed_text
+from prefixroute.http.front.pacing import Pacing
+from prefixroute.http.front.parser_gaps import Next, ParserGaps
+from prefixroute.http.front.presence import has_gone, is_unproven
+from prefixroute.http.headers import MAX_FULL_HEADERS, new_request_id
 from prefixroute.http.peer import client_address
-from prefixroute.http.response import RawResponse, Source
+from prefixroute.http.response import RawResponse
 from prefixroute.http.routes import dialect_of
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
-# How often it is looked whether clients are there that are not being read.
-_LOOK_EVERY_S = 1.0
-# Told whatever is still to be read.
-_GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 # Of a head that is no good: enough for its request line, which tells in whose words to refuse it.
 _START_BYTES = 2048
 _END_OF_HEAD = b"\r\n\r\n"
 # How long a client that was refused may take to read why.
-_LINGER_S = 2.0
-_HANDSHAKE_S = 10.0
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """What a client may take before it has asked anything. `max_header_bytes`: of the request line and of each header;
-    `head_timeout_s`: for a head to arrive; `idle_timeout_s`: between two requests; `stall_timeout_s`: for
-    any byte of an answer to be taken."""
-
-    max_header_bytes: int = 65_536
-    head_timeout_s: float = 30.0
-    idle_timeout_s: float = 90.0
-    stall_timeout_s: float = 300.0
+LINGER_S = 2.0
+_LANE = "aiohttp"
 
 
 class _HeadTooLargeError(Exception):
@@ -74,22 +46,81 @@ class _HeadTooSlowError(Exception):
     """The head did not arrive in time."""
 
 
-class _Refusal(RawResponse):
+class FullArrival(Arrival):
+    """A request as aiohttp parsed it, and what its server calls on one."""
+
+    __slots__ = ("_task",)  # set by aiohttp's server, which thinks that it has to take it away
+
+    def __init__(self, message: Any, content: StreamReader, client: Client) -> None:
+        version: HttpVersion = message.version
+        minor = version.minor if version.major == 1 and version.minor in (0, 1) else -1
+        head = RequestHead(message.method, message.path, minor, message.raw_headers)
+        declared = head.first(b"content-length")
+        is_number = declared is not None and declared.isdigit() and len(declared) <= MAX_LENGTH_DIGITS
+        super().__init__(
+            head,
+            head.request_id,
+            client,
+            _LANE,
+            keep_alive=not message.should_close,
+            content=None if content is EMPTY_PAYLOAD else content,
+            length=int(declared) if declared is not None and is_number else None,
+        )
+
+    def _cancel(self, fault: BaseException) -> None:
+        """The server stops: who reads the body is told so."""
+        if isinstance(self.content, StreamReader):
+            self.content.set_exception(fault)
+
+    def _finish(self) -> None:
+        """Its answer is over."""
+
+
+class _Written:
+    """To aiohttp's server, an answer that is written already."""
+
+    __slots__ = ("_response", "keep_alive")
+
+    def __init__(self, response: RawResponse) -> None:
+        self._response = response
+        self.keep_alive = response.keep_alive
+
+    async def prepare(self, _request: Any) -> None:
+        """Nothing is left to do."""
+
+    async def write_eof(self) -> None:
+        """It may have become the last one meanwhile."""
+        self.keep_alive = self._response.keep_alive
+
+
+class _Refusal(_Written):
     """The last answer on a connection whose bytes are no longer understood."""
 
-    def __init__(self, request: web.BaseRequest) -> None:
-        super().__init__(request, close=True)
+    __slots__ = ("_client",)
 
-    async def write_eof(self, data: Any = b"") -> None:
+    def __init__(self, response: RawResponse, client: Client) -> None:
+        super().__init__(response)
+        self._client = client
+
+    async def write_eof(self) -> None:
         # Closing over bytes that were not read resets the connection, and the reset overtakes the answer. So the
         # client is told that this is all, and until it leaves (which cancels this), what it sends is thrown away.
-        transport = self._request.transport
+        transport = self._client.transport
         if transport is not None and transport.can_write_eof():
             transport.write_eof()
-            await asyncio.sleep(_LINGER_S)
+            await asyncio.sleep(LINGER_S)
 
 
-class _Connection(RequestHandler):
+def for_aiohttp(handler: Handler) -> Any:
+    """`handler` as aiohttp's server calls one."""
+
+    async def handle(arrival: Arrival) -> _Written:
+        return _Written(await handler(arrival))
+
+    return handle
+
+
+class FullConnection(RequestHandler):
     """One client connection. Nine things are different from aiohttp's.
 
     - A client that leaves is gone at once, whatever it has not read.
@@ -112,14 +143,14 @@ class _Connection(RequestHandler):
         "_head_timer",
         "_is_ending",
         "_is_garbled",
+        "_is_parked",
         "_max_head_bytes",
         "_names_clients",
         "_on_unread",
+        "_pacing",
         "_reading",
-        "_source",
-        "_stall_timeout_s",
-        "_stall_timer",
         "_start",
+        "on_over",
     )
 
     def __init__(
@@ -147,10 +178,11 @@ class _Connection(RequestHandler):
         self._reading: StreamReader | None = None
         """The body that came last: when it is at its end, what comes is a head."""
         self._is_garbled = False
-        self._source: Source | None = None
-        self._stall_timeout_s = limits.stall_timeout_s
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._pacing = Pacing(self._loop, limits.stall_timeout_s)
         self._is_ending = False
+        self._is_parked = False
+        self.on_over: Callable[[BaseException | None], None] = self.connection_lost
+        """Who is to be told of the end of a transport that was let go."""
 
     @property
     def is_ending(self) -> bool:
@@ -160,11 +192,34 @@ class _Connection(RequestHandler):
         """
         return self._is_ending or (self._upgraded and bool(self._message_tail))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, of which nothing has come, and may take one."""
+        return (
+            self._waiter is not None
+            and not self._messages
+            and not self._head_bytes
+            and not (self._is_garbled or self._is_ending or self._upgraded or self._buffer_paused)
+            and (self._reading is None or self._reading.is_eof())
+            and not self._gaps.is_watching
+        )
+
+    def park(self) -> None:
+        """Somebody else has the connection until bytes come here again."""
+        self._is_parked = True
+        self._head_began_s = None
+        if self._keepalive_handle is not None:
+            self._keepalive_handle.cancel()
+            self._keepalive_handle = None
+
     def pace(self, source: Source | None) -> None:
-        """`source` is held back from now on whenever the client is slower than it; None: nobody is."""
-        self._source = source
-        if source is not None and self._paused:
-            source.pause()
+        """As `Client` has it."""
+        self._pacing.pace(source)
+
+    async def drained(self) -> None:
+        """As `Client` has it."""
+        if self._paused and self.transport is not None:
+            await self._drain_helper()
 
     def let_go(self) -> tuple[asyncio.Transport, bytes]:
         """For a tunnel: the transport, and what the client said behind its request."""
@@ -176,42 +231,18 @@ class _Connection(RequestHandler):
 
     def over(self) -> None:
         """The transport, once let go, is closed. Nobody but its new owner was told so."""
-        asyncio.get_running_loop().call_soon(self.connection_lost, None)
+        asyncio.get_running_loop().call_soon(self.on_over, None)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._source is not None:
-            self._source.pause()
-        self._watch_stall()
+        self._pacing.paused(self.transport)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._source is not None:
-            self._source.resume()
-        self._forget_stall()
-
-    def _watch_stall(self) -> None:
-        if self.transport is not None:
-            n_left = _n_untaken(self.transport)
-            self._stall_timer = self._loop.call_later(self._stall_timeout_s, self._check_stall, n_left)
-
-    def _check_stall(self, n_before: int) -> None:
-        self._stall_timer = None
-        transport = self.transport
-        if transport is None:
-            return
-        if _n_untaken(transport) >= n_before:
-            transport.abort()
-        else:
-            self._watch_stall()
-
-    def _forget_stall(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        self._pacing.resumed()
 
     def _process_keepalive(self) -> None:
-        if self._head_bytes:
+        if self._head_bytes or self._is_parked:
             # A head that has begun has a time of its own, and an answer when that is over.
             self._keepalive_handle = None
             return
@@ -223,16 +254,14 @@ class _Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.session_reused and tls.context.verify_mode is ssl.CERT_REQUIRED:
-            # TLS 1.2 resumes sessions by their id, which no option turns off.
+        if is_unproven(transport):
             self.force_close()
             return
         self._expect_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        self._forget_stall()
+        self._pacing.forget()
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -277,6 +306,7 @@ class _Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._is_garbled:
             return
+        self._is_parked = False
         n_before = len(self._messages)
         at_head = self._reading is None or self._reading.is_eof()
         super().data_received(data)
@@ -344,14 +374,10 @@ class _Connection(RequestHandler):
         transport = self.transport
         if transport is None or transport.is_closing() or not self._request_in_progress or transport.is_reading():
             return
-        poll = select.poll()
-        poll.register(transport.get_extra_info("socket").fileno(), _GONE)
-        if poll.poll(0):
+        if has_gone(transport):
             transport.abort()
 
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
+    async def finish_response(self, request: Any, resp: Any, start_time: float | None) -> Any:
         """The answer is over; aiohttp would go on with what came behind an offer that was declined."""
         if self.is_ending:
             self._is_ending = True
@@ -373,18 +399,14 @@ class _Connection(RequestHandler):
             _log.error("a connection was closed over a fault: %s", type(fault).__name__)
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answers what could not be parsed. The handler answers everything else itself."""
+        response = RawResponse(request, close=True)
         if not isinstance(exc, HttpProcessingError | _HeadTooLargeError | _HeadTooSlowError):
             self.log_exception(exc_info=exc)
-            broken = RawResponse(request)
-            broken.abort()
-            return broken
+            response.abort()
+            return cast(web.StreamResponse, _Written(response))
         if isinstance(exc, LineTooLong | _HeadTooLargeError) or "Too many headers" in str(exc):
             status, code, text = 431, "headers_too_large", "the request line or the headers are too long"
         elif isinstance(exc, _HeadTooSlowError):
@@ -396,121 +418,6 @@ class _Connection(RequestHandler):
         fields = {} if client is None else {"client": client}
         _log.info("request %s: refused before it was one: %s", name, text, extra={"fields": fields})
         self._on_unread(code)
-        response = _Refusal(request)
         headers = [*error_headers(None), (b"x-request-id", name.encode("ascii"))]
         response.whole_now(status, headers, error_body(dialect_of(self._start), status, code, text))
-        return response
-
-
-def _n_untaken(transport: asyncio.Transport) -> int:
-    """Bytes written that the client's machine has not acknowledged, in our buffer and in the kernel's."""
-    n_bytes = transport.get_write_buffer_size()
-    with suppress(OSError, AttributeError):  # the kernel's: where it tells
-        count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-        n_bytes += int.from_bytes(count, sys.byteorder)
-    return n_bytes
-
-
-class FrontServer(web.Server):
-    """Accepts connections on sockets it is given.
-
-    `on_unread`: gets the code of each answer to what is no request. `names_clients`: whether such lines tell addresses.
-    """
-
-    def __init__(
-        self,
-        handler: Handler,
-        limits: ClientLimits,
-        on_unread: Callable[[str], None] = lambda _code: None,
-        *,
-        names_clients: Callable[[], bool] = lambda: False,
-    ) -> None:
-        super().__init__(
-            handler,
-            request_factory=self._request,
-            # Without it a client that leaves during a silent answer keeps its place until the next write.
-            handler_cancellation=True,
-            auto_decompress=False,
-            access_log=None,
-            max_line_size=limits.max_header_bytes,
-            max_field_size=limits.max_header_bytes,
-            max_headers=MAX_HEADERS,
-            lingering_time=_LINGER_S,
-            keepalive_timeout=limits.idle_timeout_s,
-        )
-        self._looker: asyncio.TimerHandle | None = None
-        self._limits = limits
-        self._on_unread = on_unread
-        self._names_clients = names_clients
-
-    def __call__(self) -> RequestHandler:
-        loop = asyncio.get_running_loop()
-        if self._looker is None:
-            self._looker = loop.call_later(_LOOK_EVERY_S, self._look_for_gone)
-        return _Connection(
-            self,
-            loop=loop,
-            limits=self._limits,
-            on_unread=self._on_unread,
-            names_clients=self._names_clients,
-            **self._kwargs,
-        )
-
-    def _look_for_gone(self) -> None:
-        connections = self.connections
-        for connection in connections:
-            if isinstance(connection, _Connection):
-                connection.look_whether_gone()
-        self._looker = None
-        if connections:
-            self._looker = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look_for_gone)
-
-    async def shutdown(self, timeout: float | None = None) -> None:
-        """Closes all connections."""
-        await super().shutdown(timeout)
-        if self._looker is not None:
-            self._looker.cancel()
-
-    def pre_shutdown(self) -> None:
-        """No new requests on the connections there are."""
-        for connection in self.connections:
-            if isinstance(connection, _Connection):
-                connection.end()
-
-    @staticmethod
-    def _request(message: Any, body: StreamReader, connection: Any, writer: Any, task: Any) -> web.BaseRequest:
-        connection.take_in(body)
-        return web.BaseRequest(message, body, connection, writer, task, asyncio.get_running_loop())
-
-
-def has_fast_parser() -> bool:
-    """Whether aiohttp's compiled HTTP parser is there. Its stand-in in Python is slower, and refuses less."""
-    return aiohttp.http_parser.HttpRequestParser is not aiohttp.http_parser.HttpRequestParserPy
-
-
-async def listen(
-    factory: Callable[[], asyncio.Protocol], host: str, port: int, tls: ServerTls | None = None
-) -> tuple[asyncio.Server, int]:
-    """Listens on `host` and `port` (0: any free one). Returns the server and its port. Raises ListenError."""
-    options: dict[str, Any] = {} if tls is None else {"ssl": tls.context, "ssl_handshake_timeout": _HANDSHAKE_S}
-    try:
-        # Without reuse_port a second process on the same port is refused rather than given half of the clients.
-        server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=_BACKLOG, **options)
-    except OSError as error:
-        raise ListenError(f"cannot listen on {address(host, port)}: {_why(error)}") from error
-    return server, server.sockets[0].getsockname()[1]
-
-
-def address(host: str, port: int) -> str:
-    """host:port, with the brackets that IPv6 needs."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _why(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "another process listens there (stop it, or choose another port)"
-    if error.errno == errno.EACCES:
-        return "not permitted (ports below 1024 need privileges)"
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-        return "this machine has no such address"
-    return os.strerror(error.errno) if error.errno else str(error)
+        return cast(web.StreamResponse, _Refusal(response, self))
