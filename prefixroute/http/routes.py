@@ -72,8 +72,8 @@ _ROUTES: dict[str, Route] = {
     "/generate_stream": Route("/generate", Api.GENERATE, repeatable=True),
 }
 
-# Targets as they are written mostly, to paths: what is posted there is read for routing.
-READ_TARGETS = {path.encode("ascii"): path for path, route in _ROUTES.items() if route.api is not Api.OTHER}
+# What is posted to these, written so, is read for routing.
+READ_PATHS = frozenset(path.encode("ascii") for path, route in _ROUTES.items() if route.api is not Api.OTHER)
 
 _STORED = Route("/v1/responses/{id}")
 _MESSAGES_BELOW = Route("other", dialect=Dialect.ANTHROPIC)

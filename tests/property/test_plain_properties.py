@@ -15,7 +15,7 @@ from prefixroute.http.body import FramingError, check_head
 from prefixroute.http.front.full import FullArrival
 from prefixroute.http.front.plain import Plain, read_plain
 from prefixroute.http.headers import forwarded, identified, rendered
-from prefixroute.http.routes import READ_TARGETS
+from prefixroute.http.routes import READ_PATHS
 from tests.fuzz import lane_seeds
 
 MAX_BYTES = 65_536
@@ -33,7 +33,7 @@ fields = st.builds(
     lambda name, before, value, after: name + b":" + before + value + after, names, blanks, values, blanks
 )
 odd_lines = st.sampled_from([line.removesuffix(b"\r\n") for line in lane_seeds.LINES]) | st.binary(max_size=12)
-targets = st.sampled_from([*READ_TARGETS, b"/v1/models", b"/v1/chat/completions?a", b"*"])
+targets = st.sampled_from([*READ_PATHS, b"/v1/models", b"/v1/chat/completions?a", b"*"])
 # Mostly plain, or nearly so.
 plain_values = st.from_regex(rb"[\t -~\x80-\xff]{0,12}", fullmatch=True)
 plain_fields = st.builds(

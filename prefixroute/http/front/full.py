@@ -387,7 +387,8 @@ class FullConnection(RequestHandler):
     def end(self) -> None:
         """Closes the connection: at once when it is idle, else after the answer under way."""
         self._is_ending = True
-        if self._waiter is not None:
+        # While it is parked, who has the connection closes it.
+        if self._waiter is not None and not self._is_parked:
             # aiohttp's `close` would leave it open, and deaf.
             self.force_close()
 

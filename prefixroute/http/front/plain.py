@@ -5,7 +5,7 @@
     CRLF
     exactly Content-Length bytes
 
-KNOWN-TARGET is a path of `routes` as it is written there, whose body is read for routing. Among the headers are one
+KNOWN-TARGET is a path of `routes` as it is written there, whose body is read for routing, with a simple query perhaps. Among the headers are one
 Host that names a host and one Content-Length without a sign or leading zeros, and none of `_IN_DOUBT`; Connection says
 `keep-alive` if it is there.
 
@@ -18,14 +18,15 @@ import re
 from prefixroute.http.arrival import RequestHead
 from prefixroute.http.body import is_authority
 from prefixroute.http.headers import MAX_HEADERS, fit_request_id
-from prefixroute.http.routes import READ_TARGETS
+from prefixroute.http.routes import READ_PATHS
 
 _HEAD = re.compile(
-    rb"POST (/[0-9A-Za-z/_-]{1,64}) HTTP/1\.1\r\n"
+    rb"POST (/[0-9A-Za-z/_-]{1,64})(\?[0-9A-Za-z._~=&,:/-]{0,256})? HTTP/1\.1\r\n"
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+"
     rb"\r\n"
 )
-_VERSION = b" HTTP/1.1\r\n"
+_METHOD = b"POST "
+_VERSION = b" HTTP/1.1\r"
 _FIELD = re.compile(rb"([^:\r\n]+):[ \t]*([^\r\n]*)\r\n")
 # What is another's with every request of a client.
 _VARYING = re.compile(rb"\r\n(content-length|x-request-id): ([^\r\n]{1,128})(?=\r\n)", re.IGNORECASE)
@@ -101,10 +102,11 @@ def read_plain(data: bytes, max_header_bytes: int) -> tuple[Plain, PlainHead | N
     found = _HEAD.match(data)
     if found is None or found.end() > max_header_bytes:
         return None
-    target = READ_TARGETS.get(found[1])
-    if target is None:
+    if found[1] not in READ_PATHS:
         return None
-    headers: list[tuple[bytes, bytes]] = _FIELD.findall(data, found.end(1) + len(_VERSION), found.end())
+    line_end = data.index(b"\n")
+    target = data[len(_METHOD) : line_end - len(_VERSION)].decode("ascii")
+    headers: list[tuple[bytes, bytes]] = _FIELD.findall(data, line_end + 1, found.end())
     if b" \r\n" in found[0] or b"\t\r\n" in found[0]:
         headers = [(name, value.rstrip(b" \t")) for name, value in headers]
     head = RequestHead("POST", target, 1, headers, is_plain=True)

@@ -4,7 +4,7 @@ import pytest
 
 from prefixroute.http.front.plain import Plain, PlainHead, read_plain
 from prefixroute.http.headers import MAX_HEADERS
-from prefixroute.http.routes import READ_TARGETS
+from prefixroute.http.routes import READ_PATHS
 
 LINE = b"POST /v1/chat/completions HTTP/1.1\r\n"
 HOST = b"Host: router\r\n"
@@ -54,11 +54,17 @@ def test_a_plain_request_is_read_as_it_stands() -> None:
     assert head.fields_for("id") == b"X-B: a  b\r\nx-a: \xff\r\nX-Empty: \r\nx-request-id: id\r\n"
 
 
-@pytest.mark.parametrize("target", sorted(READ_TARGETS))
+@pytest.mark.parametrize("target", sorted(READ_PATHS))
 def test_every_target_whose_body_is_read_is_known(target: bytes) -> None:
     plain = read(b"POST %s HTTP/1.1\r\n" % target + HOST + LENGTH + b"\r\n")
     assert plain is not None
     assert plain[0].target == target.decode()
+
+
+def test_a_simple_query_goes_along() -> None:
+    plain = read(b"POST /v1/messages?beta=true HTTP/1.1\r\n" + HOST + LENGTH + b"\r\n")
+    assert plain is not None
+    assert (plain[0].target, plain[0].path) == ("/v1/messages?beta=true", "/v1/messages")
 
 
 @pytest.mark.parametrize(
@@ -83,8 +89,10 @@ def test_every_target_whose_body_is_read_is_known(target: bytes) -> None:
         b"POST //v1/chat/completions HTTP/1.1\r\n",
         b"POST /v1/./chat/completions HTTP/1.1\r\n",
         b"POST /v1/chat/%63ompletions HTTP/1.1\r\n",
-        b"POST /v1/chat/completions? HTTP/1.1\r\n",
-        b"POST /v1/chat/completions?a=b HTTP/1.1\r\n",
+        b"POST /v1/chat/completions?a=%20b HTTP/1.1\r\n",
+        b"POST /v1/chat/completions?a#b HTTP/1.1\r\n",
+        b"POST /v1/chat/completions?a?b HTTP/1.1\r\n",
+        b"POST /v1/chat/completions?%s HTTP/1.1\r\n" % (b"a" * 257),
         b"POST /v1/chat/completions# HTTP/1.1\r\n",
         b"POST http://router/v1/chat/completions HTTP/1.1\r\n",
         b"POST * HTTP/1.1\r\n",
