@@ -21,12 +21,12 @@ from random import Random
 
 import uvloop
 
-from tests.fuzz import targets, wire
+from tests.fuzz import lanes, targets, wire
 from tests.fuzz.case import Case, Finding, cases, shrunk
 from tests.fuzz.targets import Target
 
 FOUND = Path(__file__).parent / "found"
-TARGETS: Mapping[str, Callable[[], Target]] = {**targets.PLAIN, **wire.TARGETS}
+TARGETS: Mapping[str, Callable[[], Target]] = {**targets.PLAIN, **wire.TARGETS, **lanes.TARGETS}
 # Cases between two looks at whether anything is left over, and how many of them run side by side.
 _BATCH = 256
 _SIDE_BY_SIDE = 8

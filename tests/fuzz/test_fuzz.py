@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from tests.fuzz.__main__ import FOUND, TARGETS
 from tests.fuzz.case import Case, Change, Edit, Ending, Finding, changed, shrunk
+from tests.fuzz.lane_seeds import plain
+from tests.fuzz.lanes import LanesTarget
 from tests.fuzz.targets import Target
 from tests.fuzz.watch import Watch
 
 # In all, on a busy core, well below 20 s.
-N_EXAMPLES = {"prompt": 300, "kv_events": 300, "config": 150, "requests": 300, "answers": 300}
+N_EXAMPLES = {"prompt": 300, "kv_events": 300, "config": 150, "requests": 300, "answers": 300, "lanes": 300}
 
 
 class Bench:
@@ -110,6 +112,14 @@ def test_a_case_survives_being_kept() -> None:
 
 def test_cuts_change_nothing_but_the_pieces() -> None:
     assert Case(b"abcdef", (2, 4, 2)).pieces == [b"ab", b"cd", b"ef"]
+
+
+async def test_lanes_are_two() -> None:
+    """One fast, one not; else they would be compared in vain."""
+    async with LanesTarget() as lanes:
+        await lanes.run(Case(plain() + plain()))
+
+        assert lanes.taken == {"fast": 2, "aiohttp": 2}
 
 
 async def test_an_error_that_is_logged_is_a_finding() -> None:

@@ -149,7 +149,7 @@ class _Witness(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         try:
-            n = _request_bytes(self._data)
+            n = request_bytes(self._data)
         except ValueError as error:
             self._violations.append(f"{error}: {self._data[:200]!r}")
             self._transport.abort()
@@ -162,7 +162,7 @@ class _Witness(asyncio.Protocol):
         self._transport.write(_OK[:-2] if is_head else _OK)
 
 
-def _request_bytes(data: bytes) -> int | None:
+def request_bytes(data: bytes) -> int | None:
     """Length of the request that `data` begins with; None while it is incomplete. Raises ValueError."""
     end = data.find(b"\r\n\r\n")
     if end < 0:
@@ -314,7 +314,7 @@ class _Scripted(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         # Requests come from the router, in its own form.
-        n = _request_bytes(self._data)
+        n = request_bytes(self._data)
         if n is None:
             return
         request, self._data = self._data[:n], self._data[n:]

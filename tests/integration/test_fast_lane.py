@@ -1,6 +1,7 @@
 """Connections that plain requests come on: which lane takes what, and that its states let go of nothing."""
 
 import asyncio
+import gc
 import json
 import re
 import socket
@@ -14,6 +15,7 @@ import pytest
 import trustme
 
 from prefixroute.app import App
+from prefixroute.http.arrival import Arrival
 from prefixroute.testing import Call, FakeUpstream, RawAnswer, RawClient
 from prefixroute.testing.client import chunked, head
 from prefixroute.testing.upstream import json_answer
@@ -136,6 +138,18 @@ async def test_a_head_in_pieces_is_read_by_aiohttp_and_the_next_one_is_plain_aga
         assert [line["lane"] for line in finished() if line["route"] == CHAT] == ["aiohttp", "fast"]
 
 
+async def test_an_idle_connection_keeps_nothing_of_its_last_request(serve: Serve) -> None:
+    soon = {"keepalive_s": 0.05}
+    async with FakeUpstream() as upstream, serve(upstream, upstream=soon) as app, RawClient(app.url) as client:
+        assert (await said(client, plain("a"))).status == 200
+        assert (await said(client, plain("b"))).status == 200
+        # This is about the client's connection only.
+        await upstream.wait_connections(0)
+        await turns(app)
+        gc.collect()
+        assert [one for one in gc.get_objects() if isinstance(one, Arrival) and one.request_id in ("a", "b")] == []
+
+
 async def test_a_reload_applies_to_open_connections(serve: Serve, finished: Finished) -> None:
     async with FakeUpstream() as upstream, serve(upstream) as app, RawClient(app.url) as client:
         assert (await said(client, PLAIN)).status == 200
@@ -203,7 +217,8 @@ async def test_tls(serve: Serve, finished: Finished, tmp_path: Path, mutual: boo
         context.load_cert_chain(tls["cert_file"], tls["key_file"])
     async with FakeUpstream() as upstream, serve(upstream, listen={"port": 0, "tls": tls}) as app:
         reader, writer = await asyncio.open_connection("127.0.0.1", app.port, ssl=context)
-        for data in (PLAIN, MODELS, PLAIN):
+        long = BODY + b" " * 1_500_000
+        for data in (PLAIN, MODELS, plain("long", long), PLAIN):
             writer.write(data)
             answer = await reader.readuntil(b"\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 200 ")
@@ -213,8 +228,8 @@ async def test_tls(serve: Serve, finished: Finished, tmp_path: Path, mutual: boo
         writer.close()
         with suppress(ssl.SSLError, ConnectionError):
             await writer.wait_closed()
-    assert lanes(finished) == ["fast", "aiohttp", "fast"]
-    assert upstream.bodies.count(BODY) == 2
+    assert lanes(finished) == ["fast", "aiohttp", "fast", "fast"]
+    assert [call.body for call in upstream.calls if call.method == "POST"] == [BODY, long, BODY]
 
 
 # Several requests at once
@@ -506,6 +521,20 @@ async def test_a_body_that_is_too_long_is_refused_before_it_is_here(serve: Serve
         client.writer.write(b"x" * 1_990)
         assert await client.wait_closed() == b""
         assert lanes(finished) == ["aiohttp"]
+
+
+@pytest.mark.parametrize("n_bytes", [100_000, 3_000_000])
+async def test_a_long_body_comes_whole_with_another_request_right_behind_it(
+    serve: Serve, finished: Finished, n_bytes: int
+) -> None:
+    body = BODY + bytes(range(1, 251)) * (n_bytes // 250)
+    async with FakeUpstream() as upstream, serve(upstream) as app, RawClient(app.url) as client:
+        for name in ("r0", "r1"):
+            client.writer.write(plain(name, body) + PLAIN)
+            assert (await client.answer()).header("x-request-id") == name
+            assert (await client.answer()).status == 200
+        assert upstream.bodies == [body, BODY, body, BODY]
+        assert lanes(finished) == ["fast"] * 4
 
 
 async def test_a_body_that_comes_in_pieces_is_sent_on_as_one(serve: Serve, until: Until, finished: Finished) -> None:

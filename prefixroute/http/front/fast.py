@@ -39,6 +39,10 @@ class _State(Enum):
     CLOSED = "closed"
 
 
+# As an enum's members are looked up, they would cost more than what is done with them.
+_IDLE, _BUSY, _HANDED, _CLOSED = _State.IDLE, _State.BUSY, _State.HANDED, _State.CLOSED
+
+
 class FastConnection(asyncio.Protocol):
     """One client connection. `connections`: where it is to be found while it is open.
 
@@ -64,7 +68,7 @@ class FastConnection(asyncio.Protocol):
         self._make_full = make_full
         self._max_bytes = max_bytes
         self._connections = connections
-        self._state = _State.IDLE
+        self._state: _State = _IDLE
         self._full: FullConnection | None = None
         self._last: PlainHead | None = None
         """The head of the last plain request."""
@@ -99,39 +103,42 @@ class FastConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         state = self._state
-        if state is _State.IDLE:
+        if state is _IDLE:
             self._take(data)
-        elif state is _State.HANDED:
+        elif state is _HANDED:
             full = self._full
             if full is None:
                 return
             if not full.is_idle or not self._take_plain(data):
                 full.data_received(data)
-        elif state is _State.BUSY:
+        elif state is _BUSY:
             body = self._body
             if body is not None:
                 data = body.feed(data)
                 if body.is_eof():
                     self._body = None
+                elif self.transport is not None:
+                    # Else the loop would hand over megabytes before who reads the body has a turn.
+                    self.transport.pause_reading()
             if data:
                 self._keep_ahead(data)
 
     def eof_received(self) -> None:
         """The client has closed its sending side: it has left."""
-        if self._state is _State.HANDED and self._full is not None:
+        if self._state is _HANDED and self._full is not None:
             self._full.eof_received()
-        elif self._state is _State.BUSY and self.transport is not None:
+        elif self._state is _BUSY and self.transport is not None:
             # Closing, which comes next, would wait until it takes what is written, and the instance would work on.
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        if self._state is _State.HANDED and self._full is not None:
+        if self._state is _HANDED and self._full is not None:
             self._full.pause_writing()
         else:
             self._pacing.paused(self.transport)
 
     def resume_writing(self) -> None:
-        if self._state is _State.HANDED and self._full is not None:
+        if self._state is _HANDED and self._full is not None:
             self._full.resume_writing()
             return
         self._pacing.resumed()
@@ -139,7 +146,7 @@ class FastConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.discard(self)
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self.transport = None
         self._ahead.clear()
         self._pacing.forget()
@@ -161,30 +168,32 @@ class FastConnection(asyncio.Protocol):
 
     def _take_plain(self, data: bytes) -> bool:
         """Whether they begin with a plain one, which is taken."""
+        if self.is_ending:
+            return False
         last = self._last
         plain = None if last is None else last.again(data)
         if plain is None:
-            read = None if self.is_ending else read_plain(data, self._limits.max_header_bytes)
+            read = read_plain(data, self._limits.max_header_bytes)
             if read is None:
                 return False
             plain, self._last = read
         head, request_id, n_head, n_body = plain
         if n_body > self._max_bytes():
             return False
-        if self._state is _State.HANDED and self._full is not None:
+        if self._state is _HANDED and self._full is not None:
             self._full.park()
         body = data[n_head:]
         n_more = len(body) - n_body
         if n_more > 0:
             self._keep_ahead(body[n_body:])
             body = body[:n_body]
-        self._state = _State.BUSY
+        self._state = _BUSY
         self._patience.rest()
         arrival = Arrival(head, request_id, self, _LANE, keep_alive=True, length=n_body)
         if n_more >= 0:
             arrival.whole = body
         else:
-            arrival.content = self._body = ComingBody(n_body)
+            arrival.content = self._body = ComingBody(n_body, self._read_on)
             self._body.feed(body)
         self._arrival = arrival
         if self._task is None:
@@ -194,6 +203,10 @@ class FastConnection(asyncio.Protocol):
             asked.set_result(None)
         return True
 
+    def _read_on(self) -> None:
+        if self.transport is not None:
+            self.transport.resume_reading()
+
     def _keep_ahead(self, data: bytes) -> None:
         self._ahead.append(data)
         self._n_ahead += len(data)
@@ -202,34 +215,33 @@ class FastConnection(asyncio.Protocol):
 
     async def _serve(self) -> None:
         # One task for all requests of a connection: making one costs as much as reading a head.
-        while (arrival := self._arrival) is not None:
-            self._arrival = None
-            await self._answer(arrival)
-            if self._state is _State.CLOSED:
-                return
+        while self._state is not _CLOSED:
             if self._arrival is None:
                 self._asked = self._loop.create_future()
                 await self._asked
+            await self._answer()
 
-    async def _answer(self, arrival: Arrival) -> None:
+    async def _answer(self) -> None:
+        # Nobody else holds it, so that an idle connection keeps nothing of its last request.
+        arrival, self._arrival = self._arrival, None
         transport = self.transport
-        if transport is None:
+        if transport is None or arrival is None:
             return
         try:
             response = await self._handler(arrival)
         except Exception as fault:  # noqa: BLE001  its text may hold what the client sent
             if not isinstance(fault, ConnectionError):
                 _log.error("a connection was closed over a fault: %s", type(fault).__name__)
-            self._state = _State.CLOSED
+            self._state = _CLOSED
             transport.abort()
             return
         if self._body is not None:
             await self._drop(self._body)
         if self._body is not None or not response.keep_alive:
-            self._state = _State.CLOSED
+            self._state = _CLOSED
             transport.close()
             return
-        self._state = _State.IDLE
+        self._state = _IDLE
         self._patience.wait(self._limits.idle_timeout_s, "")
         if self._ahead:
             data = b"".join(self._ahead)
@@ -252,7 +264,7 @@ class FastConnection(asyncio.Protocol):
         if transport is None:
             return
         self._patience.rest()
-        self._state = _State.HANDED
+        self._state = _HANDED
         full = self._full
         if full is None:
             full = self._full = self._make_full()
@@ -286,7 +298,7 @@ class FastConnection(asyncio.Protocol):
     def look_whether_gone(self) -> None:
         """Nobody is told of the end of a connection that is not being read."""
         transport = self.transport
-        if self._state is not _State.BUSY or transport is None or transport.is_closing() or transport.is_reading():
+        if self._state is not _BUSY or transport is None or transport.is_closing() or transport.is_reading():
             return
         if has_gone(transport):
             transport.abort()
@@ -294,7 +306,7 @@ class FastConnection(asyncio.Protocol):
     def end(self) -> None:
         """Closes the connection: at once when it is idle, else after the answer under way."""
         self.is_ending = True
-        if self._state is _State.IDLE and self.transport is not None:
+        if self._state is _IDLE and self.transport is not None:
             self.transport.close()
 
     async def shutdown(self, timeout_s: float | None) -> None:
@@ -302,10 +314,10 @@ class FastConnection(asyncio.Protocol):
         self.is_ending = True
         task = self._task
         if task is not None:
-            if self._state is _State.BUSY:
+            if self._state is _BUSY:
                 await asyncio.wait([task], timeout=timeout_s)
             task.cancel()
-        if self.transport is not None and self._state is not _State.HANDED:
+        if self.transport is not None and self._state is not _HANDED:
             self.transport.close()
 
     def _overdue(self, _text: str) -> None:

@@ -5,9 +5,9 @@
     CRLF
     exactly Content-Length bytes
 
-KNOWN-TARGET is a path of `routes` as it is written there, whose body is read for routing, with a simple query perhaps. Among the headers are one
-Host that names a host and one Content-Length without a sign or leading zeros, and none of `_IN_DOUBT`; Connection says
-`keep-alive` if it is there.
+KNOWN-TARGET is a path of `routes` as it is written there, whose body is read for routing, with a simple query perhaps.
+Among the headers are one Host that names a host and one Content-Length without a sign or leading zeros, and none of
+`_IN_DOUBT`; Connection says `keep-alive` if it is there.
 
 Who sends the same head again on a connection, but for its Content-Length and X-Request-Id, is recognised by comparing
 bytes.

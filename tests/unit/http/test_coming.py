@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -113,3 +114,27 @@ async def test_who_gives_up_waiting_leaves_the_body_as_it_is() -> None:
     await asyncio.wait([reader])
     assert body.feed(BODY) == b""
     assert await read(body) == [BODY]
+
+
+async def test_it_is_told_whenever_more_is_waited_for() -> None:
+    for pieces in segmentations(BODY):
+        told: list[None] = []
+        body = ComingBody(len(BODY), partial(told.append, None))
+        reader = asyncio.create_task(read(body))
+        for n, piece in enumerate(pieces, 1):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert len(told) == n
+            body.feed(piece)
+        await reader
+        assert len(told) == len(pieces)
+
+
+async def test_much_that_has_come_is_read_bit_by_bit() -> None:
+    """One reading of it takes little time, however much it is."""
+    pieces = [bytes([n]) * 100_000 for n in range(50)]
+    body = ComingBody(5_000_000)
+    fed(body, pieces)
+    got = await read(body)
+    assert b"".join(got) == b"".join(pieces)
+    assert max(map(len, got)) < 500_000

@@ -67,6 +67,13 @@ def test_a_simple_query_goes_along() -> None:
     assert (plain[0].target, plain[0].path) == ("/v1/messages?beta=true", "/v1/messages")
 
 
+@pytest.mark.parametrize("query", [b"?", b"?beta=true", b"?a=b&c=d:e/../f~g,h", b"?" + b"a" * 256])
+def test_a_simple_query_goes_on_as_sent(query: bytes) -> None:
+    plain = read(LINE.replace(b" HTTP", query + b" HTTP") + HOST + LENGTH + b"\r\n")
+    assert plain is not None
+    assert (plain[0].target, plain[0].path) == ("/v1/chat/completions" + query.decode(), "/v1/chat/completions")
+
+
 @pytest.mark.parametrize(
     "line",
     [
