@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chart test chaos soak fuzz check audit format coverage build pins clean
+.PHONY: help demo chart test chaos soak fuzz bench check audit format coverage build pins clean
 
 help:  ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ soak: $(VENV)/.dev-ready  ## A million requests, no two alike: does memory stay?
 
 fuzz: $(VENV)/.dev-ready  ## Bytes that nobody means, for ten minutes (ARGS="--minutes 30 --target requests")
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+bench: $(VENV)/.run-ready  ## Against nginx and other routers, with a table of targets: 12 minutes (ARGS="--rounds 1")
+	$(BIN)/python -m benchmarks.proxy $(ARGS)
 
 check: $(VENV)/.dev-ready  ## Format, lint, types, import rules
 	$(BIN)/ruff format --check

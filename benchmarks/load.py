@@ -22,7 +22,7 @@ PROGRAMS = {"lb": ("lb.c", "load.c", "mock.c", "wire.c"), "relay": ("relay.c",)}
 UPSTREAM_PORTS = (8101, 8102, 8103, 8104)
 LOCKSTEP = -1
 # A run ends by the load generator's own clock; this much later it is taken for dead.
-GRACE_S = 15.0
+GRACE_S = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Workload:
     """What one test does: `clients` connections, each sending its next request when the last is answered.
 
     Streams have `chunks` chunks, `interval_us` apart (0: back to back, LOCKSTEP: when the last one arrived).
+    With `bursts`, all clients connect and ask at once, that often; `run_s` is what all of it may take.
+    `idle` streams are opened over one interval, measured when every one has had a chunk, and left by their clients.
     """
 
     name: str
@@ -39,6 +41,16 @@ class Workload:
     run_s: float
     chunks: int = 0
     interval_us: int = 0
+    bursts: int = 0
+    idle: bool = False
+
+    @property
+    def mode(self) -> str:
+        if self.bursts:
+            return "burst"
+        if self.idle:
+            return "idle"
+        return "stream" if self.streams else "unary"
 
     @property
     def counts_chunks(self) -> bool:
@@ -53,6 +65,8 @@ class Workload:
 WORKLOADS = {
     workload.name: workload
     for workload in (
+        # First, when a peer has been paused for longer than it keeps connections: those upstream are made anew too.
+        Workload("burst", CHAT_2K_8K, clients=256, warm_s=0, run_s=10, bursts=5),
         Workload("c1", CHAT_2K_8K, clients=1, warm_s=0.3, run_s=1.2),
         Workload("c32", CHAT_2K_8K, clients=32, warm_s=0.4, run_s=1.6),
         Workload("c32-32k", CHAT_32K, clients=32, warm_s=0.3, run_s=1.3),
@@ -61,6 +75,7 @@ WORKLOADS = {
         Workload("lock", CHAT_2K_8K, clients=64, warm_s=0.5, run_s=1.8, chunks=100, interval_us=LOCKSTEP),
         Workload("paced", CHAT_2K_8K, clients=64, warm_s=1.2, run_s=2.2, chunks=50, interval_us=20_000),
         Workload("ttft", CHAT_2K_8K, clients=1, warm_s=0.3, run_s=1.2, chunks=3),
+        Workload("idle", CHAT_2K_8K, clients=1000, warm_s=1.5, run_s=4, chunks=12, interval_us=1_000_000, idle=True),
     )
 }
 
@@ -71,6 +86,7 @@ class Quantiles:
     p50: float
     p90: float
     p99: float
+    max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +99,8 @@ class Sample:
     errors: int
     stalls: int
     """Lockstep chunks that the proxy held back for 100 ms, until the next one was sent after them."""
+    slow: int
+    """Requests answered later than 250 ms (a stream: to its end)."""
     unanswered: int
     """Requests under way when measuring ended that had no whole answer 2 s later."""
     answer_us: Quantiles | None
@@ -119,15 +137,18 @@ def build_programs(folder: Path) -> None:
 
 
 class LoadGenerator:
-    """The running process: mock instances on `UPSTREAM_PORTS`, and clients when told."""
+    """The running process: mock instances on `ports`, and clients when told.
 
-    def __init__(self, work: Path, core: int) -> None:
-        for port in UPSTREAM_PORTS:
+    With `spins` it does not sleep while it measures, so that no proxy has to wake its core: README.md says why.
+    """
+
+    def __init__(self, work: Path, core: int, *, spins: bool = False, ports: Sequence[int] = UPSTREAM_PORTS) -> None:
+        for port in ports:
             require_free_port(port)
         self._log_path = work / "logs" / "load.log"
         with self._log_path.open("wb") as log, pinned(core):
             self._process = subprocess.Popen(
-                [work / "bin" / "lb", ",".join(map(str, UPSTREAM_PORTS))],
+                [work / "bin" / "lb", *(["--spin"] if spins else []), ",".join(map(str, ports))],
                 cwd=work / "bodies",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -156,13 +177,15 @@ class LoadGenerator:
         arguments: dict[str, object] = {
             "port": port,
             "bodies": workload.bodies.name,
-            "mode": "stream" if workload.streams else "unary",
+            "mode": workload.mode,
             "clients": workload.clients,
             "warm_s": workload.warm_s,
             "run_s": workload.run_s,
         }
         if workload.streams:
             arguments |= {"chunks": workload.chunks, "interval_us": workload.interval_us}
+        if workload.bursts:
+            arguments["bursts"] = workload.bursts
         if proxy_pids:
             arguments["pids"] = ",".join(map(str, proxy_pids))
         # When it is gone, the read says so.

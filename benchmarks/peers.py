@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import os
 import shutil
 import signal
 import subprocess
@@ -21,13 +22,15 @@ from benchmarks.processes import (
     signal_group,
     stop_group,
 )
+from benchmarks.venvs import CHECKOUT, python_of, require_package
 
-CHECKOUT = Path(__file__).parent.parent
 UPSTREAM_URLS = tuple(f"http://127.0.0.1:{port}" for port in UPSTREAM_PORTS)
 START_S = 30.0
 # A proxy that was paused catches up with its timers before it is measured.
 RESUME_S = 0.2
 LOG_TAIL_LINES = 12
+# From a peer's port to the port of its metrics.
+METRICS_PORT_OFFSET = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +42,85 @@ class Peer:
     command: tuple[str, ...]
     lockstep_port: int | None = None
     """Where its lockstep streams are asked for, if not from `port`."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Besides the benchmark's own."""
     install: str = ""
     """How to get its program."""
+    package: tuple[str, Path] | None = None
+    """What is installed from the package registry, and the virtual environment where."""
 
     def require_installed(self) -> None:
-        """Raises `BenchmarkError` when there is no such program."""
+        """Gets what can be got. Raises `BenchmarkError` when there is no such program."""
+        if self.package is not None:
+            try:
+                require_package(*self.package)
+            except BenchmarkError as error:
+                raise BenchmarkError(f"{error}\nGo without it: leave {self.name} out of --peers") from None
         program = self.command[0]
         if shutil.which(program) is None:
             raise BenchmarkError(f"{program} is missing" + (f": {self.install}" if self.install else ""))
 
 
-def known_peers(work: Path) -> dict[str, Peer]:
-    """Every peer by name. Writes nginx's configuration into `work`."""
+def known_peers(work: Path, python: str = sys.executable) -> dict[str, Peer]:
+    """Every peer by name; PrefixRoute is run by `python`. Writes what they read at their start into `work`."""
+    write_configuration(work, "nginx.conf", 9001, "server 127.0.0.1:{port};")
+    write_configuration(work, "haproxy.cfg", 9006, "server instance-{port} 127.0.0.1:{port}")
     upstream_ports = ",".join(map(str, UPSTREAM_PORTS))
-    nginx_port = 9001
-    write_nginx_conf(work, nginx_port)
+    (work / "nginx-temp").mkdir(parents=True, exist_ok=True)
     peers = (
         # In lockstep, mock and clients must be one process: the load generator talks to itself.
         Peer("direct", 8111, (str(work / "bin" / "lb"), "--mock", "8111"), lockstep_port=UPSTREAM_PORTS[0]),
         Peer("relay", 9000, (str(work / "bin" / "relay"), "9000", upstream_ports)),
         Peer(
             "nginx",
-            nginx_port,
+            9001,
             ("nginx", "-p", f"{work}/", "-e", "stderr", "-c", "nginx.conf"),
             install="apt-get install nginx",
         ),
-        Peer(
-            "prefixroute",
-            9002,
-            (
-                *(sys.executable, "-m", "prefixroute", "serve", *UPSTREAM_URLS),
-                *("--port", "9002", "--admin-port", "9102"),
-            ),
-        ),
+        prefixroute("prefixroute", 9002, python, lane="auto"),
+        prefixroute("prefixroute-aiohttp", 9003, python, lane="aiohttp"),
+        vllm_router("vllm-router", 9004, work, policy="round_robin"),
+        vllm_router("vllm-router-cache", 9005, work, policy="cache_aware"),
+        Peer("haproxy", 9006, ("haproxy", "-db", "-f", f"{work}/haproxy.cfg"), install="apt-get install haproxy"),
     )
     return {peer.name: peer for peer in peers}
 
 
-def write_nginx_conf(work: Path, port: int) -> None:
-    (work / "nginx-temp").mkdir(parents=True, exist_ok=True)
-    text = (Path(__file__).parent / "nginx.conf").read_text(encoding="ascii")
-    servers = "\n        ".join(f"server 127.0.0.1:{upstream};" for upstream in UPSTREAM_PORTS)
+def prefixroute(name: str, port: int, python: str, *, lane: str) -> Peer:
+    """As a user starts it: all settings but the lane are the default ones."""
+    return Peer(
+        name,
+        port,
+        (
+            *(python, "-m", "prefixroute", "serve", *UPSTREAM_URLS),
+            *("--port", str(port), "--admin-port", str(port + METRICS_PORT_OFFSET)),
+        ),
+        environment=(("PREFIXROUTE_LANE", lane),),
+    )
+
+
+def vllm_router(name: str, port: int, work: Path, *, policy: str) -> Peer:
+    folder = work / "venvs" / "vllm-router"
+    return Peer(
+        name,
+        port,
+        (
+            *(str(python_of(folder)), "-m", "vllm_router.launch_router", "--worker-urls", *UPSTREAM_URLS),
+            *("--policy", policy, "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"),
+            # Its own default turns requests away that others take.
+            *("--prometheus-port", str(port + METRICS_PORT_OFFSET), "--max-concurrent-requests", "4096"),
+        ),
+        package=("vllm-router", folder),
+    )
+
+
+def write_configuration(work: Path, name: str, port: int, server: str) -> None:
+    """Fill in `name` and write it into `work`; a line `server` stands there for each upstream."""
+    text = (Path(__file__).parent / name).read_text(encoding="ascii")
+    indentation = next(line.partition("@")[0] for line in text.splitlines() if line.strip() == "@UPSTREAMS@")
+    servers = f"\n{indentation}".join(server.format(port=upstream) for upstream in UPSTREAM_PORTS)
     text = text.replace("@PORT@", str(port)).replace("@UPSTREAMS@", servers)
-    (work / "nginx.conf").write_text(text, encoding="ascii")
+    (work / name).write_text(text, encoding="ascii")
 
 
 class RunningPeer:
@@ -148,6 +187,7 @@ def started(peer: Peer, work: Path, core: int) -> Iterator[RunningPeer]:
             stdout=log,
             stderr=log,
             cwd=CHECKOUT,
+            env=os.environ | dict(peer.environment),
             start_new_session=True,
         )
     try:

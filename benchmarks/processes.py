@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -10,6 +11,9 @@ from pathlib import Path
 
 # From SIGTERM to SIGKILL.
 STOP_S = 3.0
+OPEN_FILES = 65536
+# 1,000 clients and their streams, both in the load generator.
+NEEDED_FILES = 2500
 
 
 class BenchmarkError(Exception):
@@ -34,6 +38,17 @@ def require_free_port(port: int) -> None:
             raise BenchmarkError(f"port {port} is in use: stop what listens there, it is not the benchmark's")
 
 
+def raise_open_files_limit() -> None:
+    """As far as allowed, for this process and those that it starts. An idle stream takes two files of a proxy."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
+        # A limit without end makes some programs reserve memory for each file that there might be.
+        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < NEEDED_FILES:
+        raise BenchmarkError(f"a process may open {hard} files here, {NEEDED_FILES} are needed: ulimit -Hn says no")
+
+
 def group_pids(group: int) -> list[int]:
     pids = []
     for entry in os.listdir("/proc"):
@@ -43,6 +58,13 @@ def group_pids(group: int) -> list[int]:
             if os.getpgid(pid) == group:
                 pids.append(pid)
     return pids
+
+
+def reset_peak_rss(pids: list[int]) -> None:
+    """Peaks count from now on. Where that is not allowed, they go on counting from each process's start."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_rss_bytes(pids: list[int]) -> int:

@@ -21,8 +21,10 @@ from pathlib import Path
 from benchmarks.bodies import write_bodies
 from benchmarks.load import LOCKSTEP, WORKLOADS, LoadGenerator, Workload, build_programs
 from benchmarks.peers import Peer, RunningPeer, known_peers, started
-from benchmarks.processes import BenchmarkError, peak_rss_bytes, waited_s
+from benchmarks.processes import BenchmarkError, peak_rss_bytes, raise_open_files_limit, reset_peak_rss, waited_s
 from benchmarks.tables import BASELINE, Measurement, Results, detail_table, notes, summary_table
+from benchmarks.venvs import describe_python
+from benchmarks.verdicts import verdict_table
 
 WORK = Path(__file__).parent / ".work"
 
@@ -78,9 +80,15 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers",
         type=name_list,
-        default="direct,relay,nginx,prefixroute",
+        default="direct,relay,nginx,prefixroute,prefixroute-aiohttp,vllm-router",
         metavar="NAME,…",
-        help="default: %(default)s; '' for none but --start",
+        help="default: %(default)s; '' for none but --start; further: vllm-router-cache, haproxy",
+    )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PROGRAM",
+        help="runs PrefixRoute; has to have what requirements.txt lists; default: this one",
     )
     parser.add_argument(
         "--start",
@@ -104,6 +112,11 @@ def argument_parser() -> argparse.ArgumentParser:
         default=first_cores(),
         metavar="PROXY,LOAD",
         help="default: the first two that this process may use",
+    )
+    parser.add_argument(
+        "--load-spins",
+        action="store_true",
+        help="the load generator does not sleep, so that no proxy pays for waking it (see README.md)",
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="every measurement; default: in benchmarks/.work/results"
@@ -133,6 +146,7 @@ def measure_peer(
             port, measured_pids = peer.port, pids
             if workload.interval_us == LOCKSTEP and peer.lockstep_port is not None:
                 port, measured_pids = peer.lockstep_port, []
+            reset_peak_rss(pids)
             waits_s = {pid: waited_s(pid) for pid in (load.pid, *pids)}
             began_s = time.monotonic()
             sample = load.run(workload, port, measured_pids)
@@ -152,12 +166,18 @@ def measure_peer(
 
 
 def measure(
-    peers: Sequence[Peer], workloads: Sequence[Workload], rounds: int, cores: Cores, into: list[Measurement]
+    peers: Sequence[Peer],
+    workloads: Sequence[Workload],
+    rounds: int,
+    cores: Cores,
+    into: list[Measurement],
+    *,
+    load_spins: bool = False,
 ) -> None:
     """All rounds. `into` grows by a round at a time, so that an interrupted run has a result."""
     only_baseline = [workload for workload in workloads if workload.name == "ttft"]
     with contextlib.ExitStack() as stack:
-        load = stack.enter_context(LoadGenerator(WORK, cores.load))
+        load = stack.enter_context(LoadGenerator(WORK, cores.load, spins=load_spins))
         plan = [(stack.enter_context(started(peer, WORK, cores.proxy)), workloads) for peer in peers]
         if only_baseline and BASELINE not in {peer.name for peer in peers}:
             baseline = known_peers(WORK)[BASELINE]
@@ -173,7 +193,7 @@ def measure(
             into += finished
 
 
-def machine(cores: Cores) -> dict[str, object]:
+def machine(cores: Cores, python: str) -> dict[str, object]:
     models = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -185,17 +205,25 @@ def machine(cores: Cores) -> dict[str, object]:
         "proxy_core": cores.proxy,
         "load_core": cores.load,
         "kernel": platform.release(),
-        "python": platform.python_version(),
+        "python": python,
     }
 
 
 def write_json(
-    path: Path, started_at: datetime.datetime, peers: Sequence[Peer], cores: Cores, results: Results
+    path: Path,
+    started_at: datetime.datetime,
+    peers: Sequence[Peer],
+    cores: Cores,
+    results: Results,
+    *,
+    python: str,
+    load_spins: bool,
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "started_at": started_at.isoformat(timespec="seconds"),
-        "machine": machine(cores),
+        "machine": machine(cores, python),
+        "load_spins": load_spins,
         "commands": {peer.name: shlex.join(peer.command) for peer in peers},
         "workloads": [asdict(WORKLOADS[name]) for name in results.workloads],
         "measurements": [asdict(measurement) for measurement in results.measurements],
@@ -203,8 +231,8 @@ def write_json(
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def report(results: Results, cores: Cores) -> str:
-    facts = machine(cores)
+def report(results: Results, cores: Cores, *, python: str, load_spins: bool) -> str:
+    facts = machine(cores, python)
     place = (
         f"proxy on core {cores.proxy}, load on core {cores.load}"
         if cores.proxy != cores.load
@@ -212,6 +240,9 @@ def report(results: Results, cores: Cores) -> str:
     )
     lines = [
         f"{facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}; {place}; rounds: {results.n_rounds}.",
+        *(["", "The load generator did not sleep (`--load-spins`)."] if load_spins else []),
+        "",
+        verdict_table(results),
         "",
         summary_table(results),
         "",
@@ -225,11 +256,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Returns the exit code. A run that is interrupted or fails reports the rounds it has finished."""
     started_at = datetime.datetime.now(datetime.UTC)
     cores: Cores = arguments.cores
+    if cores.proxy == cores.load and arguments.load_spins:
+        raise BenchmarkError("--load-spins would take the proxy's only core: it needs two")
     if cores.proxy == cores.load:
         print("proxy and load share one core: times and rates say little, CPU does", file=sys.stderr)
     for folder in ("bodies", "bin", "logs"):
         (WORK / folder).mkdir(parents=True, exist_ok=True)
-    peers = choose_peers(arguments.peers, arguments.start, known_peers(WORK))
+    peers = choose_peers(arguments.peers, arguments.start, known_peers(WORK, arguments.python))
+    raise_open_files_limit()
+    python = describe_python(arguments.python)
     build_programs(WORK / "bin")
     for peer in peers:
         peer.require_installed()
@@ -237,7 +272,7 @@ def run(arguments: argparse.Namespace) -> int:
     measurements: list[Measurement] = []
     exit_code = 0
     try:
-        measure(peers, arguments.tests, arguments.rounds, cores, measurements)
+        measure(peers, arguments.tests, arguments.rounds, cores, measurements, load_spins=arguments.load_spins)
     except KeyboardInterrupt:
         exit_code = 130
     except BenchmarkError as error:
@@ -246,8 +281,8 @@ def run(arguments: argparse.Namespace) -> int:
     if measurements:
         results = Results(measurements)
         path = arguments.json or WORK / "results" / f"proxy-{started_at:%Y%m%d-%H%M%S}.json"
-        write_json(path, started_at, peers, cores, results)
-        print(report(results, cores))
+        write_json(path, started_at, peers, cores, results, python=python, load_spins=arguments.load_spins)
+        print(report(results, cores, python=python, load_spins=arguments.load_spins))
         print(f"every measurement: {path}", file=sys.stderr)
     return exit_code
 

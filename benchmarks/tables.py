@@ -48,6 +48,15 @@ def answer_p50_us(sample: Sample) -> float | None:
     return sample.answer_us.p50 if sample.answer_us else None
 
 
+def slowest_ms(sample: Sample) -> float | None:
+    return sample.answer_us.max / 1000 if sample.answer_us else None
+
+
+def idle_percent(sample: Sample) -> float | None:
+    """Of a core."""
+    return None if sample.proxy_cpu_s is None else 100 * sample.proxy_cpu_s / sample.measured_s
+
+
 def answer_p99_ms(sample: Sample) -> float | None:
     return sample.answer_us.p99 / 1000 if sample.answer_us else None
 
@@ -65,9 +74,13 @@ class Column:
 
 COLUMNS = (
     Column("CPU µs/request", "c32", cpu_us_per_request, 1),
+    Column("32 KB", "c32-32k", cpu_us_per_request, 1),
+    Column("500 KB", "c8-500k", cpu_us_per_request, 0),
     Column("CPU µs/chunk", "lock", cpu_us_per_chunk, 1),
     Column("TTFT added, p50 µs", "ttft", answer_p50_us, 0, added=True),
     Column("p99 at 256 clients, ms", "c256", answer_p99_ms, 1),
+    Column("slowest of 256 at once, ms", "burst", slowest_ms, 1),
+    Column("1,000 idle streams, % of a core", "idle", idle_percent, 2),
 )
 
 
@@ -111,11 +124,18 @@ class Results:
         baseline = self.by_round(BASELINE, column.workload, column.value)
         return {number: values[number] - baseline[number] for number in values.keys() & baseline.keys()}
 
-    def peak_rss_bytes(self, peer: str) -> int:
-        return max(m.peak_rss_bytes for m in self.measurements if m.peer == peer)
+    def peak_rss_bytes(self, peer: str, workload: str | None = None) -> int | None:
+        """The highest of all rounds; of all workloads, if none is named."""
+        found = (m.peak_rss_bytes for m in self.measurements if m.peer == peer and workload in (None, m.workload))
+        return max(found, default=None)
 
     def failed(self, peer: str) -> int:
         return sum(m.sample.failed for m in self.measurements if m.peer == peer)
+
+
+def peak_rss_mb(results: Results, peer: str, workload: str | None = None) -> float | None:
+    found = results.peak_rss_bytes(peer, workload)
+    return None if found is None else found / 1e6
 
 
 def ratios(values: dict[int, float], reference: dict[int, float]) -> list[float]:
@@ -150,9 +170,9 @@ def summary_table(results: Results) -> str:
             with_ratio(results.column(peer, column), results.column(REFERENCE, column), column.decimals)
             for column in columns
         ]
-        rss_mb = {0: results.peak_rss_bytes(peer) / 1e6}
-        reference_mb = {0: results.peak_rss_bytes(REFERENCE) / 1e6} if REFERENCE in results.peers else {}
-        cells += [with_ratio(rss_mb, reference_mb, 1), number(results.failed(peer))]
+        rss_mb = [peak_rss_mb(results, one) for one in (peer, REFERENCE)]
+        own_mb, reference_mb = ({0: mb} if mb is not None else {} for mb in rss_mb)
+        cells += [with_ratio(own_mb, reference_mb, 1), number(results.failed(peer))]
         rows.append([peer, *cells])
     name = f"proxy (× {REFERENCE})" if REFERENCE in results.peers else "proxy"
     headings = [name, *(column.heading for column in columns), "peak RSS, MB", "errors"]
@@ -230,6 +250,10 @@ def notes(results: Results, *, one_core: bool) -> list[str]:
             unanswered = sum(sample.unanswered for sample in samples)
             if stalls:
                 found.append(f"{peer} held back a chunk for 100 ms {stalls:,} times in {workload}.")
+            slow = sum(sample.slow for sample in samples) if workload == "burst" else 0
+            if slow:
+                asked = sum(sample.requests for sample in samples)
+                found.append(f"{peer} answered {slow:,} of {asked:,} requests of {workload} later than 250 ms.")
             if unanswered:
                 found.append(f"{peer} left {unanswered:,} requests of {workload} unanswered.")
             if samples and statistics.median(map(load_ratio, samples)) >= SATURATED_RATIO:

@@ -206,7 +206,8 @@ class App:
             security, at = self.security, settings.listen
             self._watch_handshakes("data", security.listen_tls)
             self._watch_handshakes("admin", security.admin_tls)
-            server, self.port = await listen(front, at.host, at.port, security.listen_tls)
+            server = await listen(front, at.host, at.port, security.listen_tls)
+            self.port = server.port
             transports: list[asyncio.Transport] = []
             stack.callback(_abort, transports)
             stack.push_async_callback(self._wait_cut_off)
@@ -215,7 +216,8 @@ class App:
             if settings.admin is not None:
                 admin = FrontServer(self._make_admin().handle, _client_limits(settings))
                 at_admin = settings.admin
-                admin_server, self.admin_port = await listen(admin, at_admin.host, at_admin.port, security.admin_tls)
+                admin_server = await listen(admin, at_admin.host, at_admin.port, security.admin_tls)
+                self.admin_port = admin_server.port
                 stack.push_async_callback(admin.shutdown, _GRACE_S)
                 stack.callback(admin_server.close)
             await stack.enter_async_context(background(parts.prober.run(), "prober"))

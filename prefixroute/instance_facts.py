@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from prefixroute.core.prompt import is_parsable
+
 # One engine has one line of each kind; several engines behind one address have one each.
 _MAX_LINES = 1000
 # Data-parallel ranks of one instance.
@@ -47,10 +49,7 @@ def read_event_sources(body: bytes) -> tuple[EventSource, ...] | None:
 
     vLLM has written them as a list, as `{"sources": list}` and as a map by rank.
     """
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
+    document = _parsed(body)
     if isinstance(document, dict) and "sources" in document:
         document = document["sources"]
     listed = list(document.values()) if isinstance(document, dict) else document
@@ -84,10 +83,7 @@ class ModelList:
 
 def read_models(body: bytes) -> ModelList | None:
     """An OpenAI model list; None when it is none or lists nothing."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
+    document = _parsed(body)
     listed = document.get("data") if isinstance(document, dict) else None
     if not isinstance(listed, list):
         return None
@@ -97,6 +93,14 @@ def read_models(body: bytes) -> ModelList | None:
         if isinstance(entry, dict) and isinstance(model := entry.get("id"), str) and model
     }
     return ModelList(frozenset(parents), frozenset(model for model in parents if parents[model])) if parents else None
+
+
+def _parsed(body: bytes) -> Any:
+    """None: it is no JSON, or such as would stop the event loop."""
+    try:
+        return orjson.loads(body) if is_parsable(body) else None
+    except orjson.JSONDecodeError:
+        return None
 
 
 def read_metrics(text: bytes) -> InstanceFacts:

@@ -25,6 +25,13 @@
 #define DRAIN_NS (2 * NS_PER_S)
 /* A client whose request failed waits this long, so that a dead proxy is not stormed. */
 #define RECONNECT_NS (10 * NS_PER_MS)
+/* A request of a burst that takes longer is counted. */
+#define SLOW_NS (250 * NS_PER_MS)
+/* From the last answer of a burst to the next burst. */
+#define BURST_PAUSE_NS (100 * NS_PER_MS)
+/* Idle streams that are not open this long after the end of warming are reported as errors. */
+#define OPEN_NS (10 * NS_PER_S)
+#define OPEN_POLL_NS (10 * NS_PER_MS)
 /* Failures whose detail goes to stderr, in one run. */
 #define MAX_FAILURES_SHOWN 5
 
@@ -38,6 +45,10 @@ static struct {
     int64_t stalls_checked_ns;
     int64_t n_errors;
     int64_t n_stalls;
+    int64_t n_slow;
+    int64_t spun_ns;
+    int n_bursts_left;
+    int64_t next_burst_ns; /* 0: the last one is under way */
     int64_t measured_requests;
     int64_t measured_chunks;
     double measured_s;
@@ -81,8 +92,9 @@ static void print_timings(const char *name, struct timings *timings) {
         return;
     }
     qsort(timings->values, timings->n, sizeof *timings->values, compare_timings);
-    printf("\"%s\":{\"n\":%zu,\"p50\":%.1f,\"p90\":%.1f,\"p99\":%.1f},", name, timings->n,
-           quantile_us(timings, 0.5), quantile_us(timings, 0.9), quantile_us(timings, 0.99));
+    printf("\"%s\":{\"n\":%zu,\"p50\":%.1f,\"p90\":%.1f,\"p99\":%.1f,\"max\":%.1f},", name,
+           timings->n, quantile_us(timings, 0.5), quantile_us(timings, 0.9), quantile_us(timings, 0.99),
+           quantile_us(timings, 1));
 }
 
 /* A process's CPU clock: user and system time of all its threads, those that have ended too, in ns, where
@@ -98,10 +110,15 @@ static double proxy_cpu_s(void) {
     return total_s;
 }
 
+/* Without what went into polling in vain. */
 static double load_cpu_s(void) {
     struct timespec used;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-    return (double)used.tv_sec + (double)used.tv_nsec / NS_PER_S;
+    return (double)used.tv_sec + (double)(used.tv_nsec - run.spun_ns) / NS_PER_S;
+}
+
+void load_spun(int64_t ns) {
+    run.spun_ns += ns;
 }
 
 static void start_measuring(int64_t now) {
@@ -140,6 +157,7 @@ static struct client *clients[MAX_CLIENTS];
 static struct buffer bodies[MAX_BODIES];
 static int n_bodies;
 static unsigned next_body;
+static int n_connected;
 static int n_failures_shown;
 
 static void client_disconnect(struct client *client) {
@@ -148,6 +166,7 @@ static void client_disconnect(struct client *client) {
         return;
     close(client->connection.fd);
     client->connection.fd = -1;
+    n_connected--;
     client->connection.wants_write = false;
     buffer_clear(&client->connection.out);
 }
@@ -186,10 +205,9 @@ static void client_send_request(struct client *client) {
                       "Accept: application/json\r\n"
                       "Content-Type: application/json\r\n"
                       "Authorization: Bearer sk-test-1234567890\r\n"
-                      "X-Request-Id: req-%08u\r\n"
                       "Content-Length: %zu\r\n"
                       "\r\n",
-                      plan.port, next_body, n_shared + (size_t)n_fields);
+                      plan.port, n_shared + (size_t)n_fields);
     static struct buffer request;
     buffer_clear(&request);
     buffer_append(&request, head, (size_t)n_head);
@@ -211,7 +229,7 @@ static void client_failed(struct client *client, const char *why) {
                 (int)client->n_head, client->head);
     }
     client_disconnect(client);
-    if (phase != DRAINING)
+    if (phase != DRAINING && plan.n_bursts == 0)
         timer_arm(&client->reconnect, now_ns() + RECONNECT_NS);
 }
 
@@ -222,6 +240,7 @@ static void client_connect(void *owner) {
     client->connection.fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     if (client->connection.fd < 0)
         die("socket");
+    n_connected++;
     client->connection.write_error = 0;
     set_no_delay(client->connection.fd);
     watch(&client->connection, EPOLL_CTL_ADD);
@@ -249,9 +268,11 @@ static void client_answered(struct client *client) {
     }
     if (phase == MEASURING)
         run.measured_requests++;
+    if (phase == MEASURING && client->heard_ns - client->started_ns > SLOW_NS)
+        run.n_slow++;
     if (!plan.stream)
         timings_add(&answer_times, client->heard_ns - client->started_ns);
-    if (phase == DRAINING) {
+    if (phase == DRAINING || plan.n_bursts > 0) {
         client_disconnect(client);
     } else if (client->close_after) {
         client_disconnect(client);
@@ -446,19 +467,55 @@ static void finish_measuring(int64_t now) {
     run.measured_s = (double)(now - run.measure_ns) / NS_PER_S;
     run.proxy_cpu_s = proxy_cpu_s() - run.proxy_cpu_s;
     run.load_cpu_s = load_cpu_s() - run.load_cpu_s;
+    if (run.load_cpu_s < 0) /* what it spun is wall-clock time: some of it was another program's */
+        run.load_cpu_s = 0;
     phase = DRAINING;
-    run.end_ns = now + DRAIN_NS;
-    for (int id = 0; id < plan.n_clients; id++)
+    /* A burst has had all of its time. */
+    run.end_ns = now + (plan.n_bursts > 0 ? 0 : DRAIN_NS);
+    for (int id = 0; id < plan.n_clients; id++) {
         timer_disarm(&clients[id]->reconnect);
+        if (plan.idle)
+            client_disconnect(clients[id]);
+    }
 }
 
-static int count_connected(void) {
+static int count_open_streams(void) {
     int n = 0;
     for (int id = 0; id < plan.n_clients; id++) {
-        if (clients[id]->connection.fd >= 0)
+        if (clients[id]->connection.fd >= 0 && clients[id]->n_events > 0)
             n++;
     }
     return n;
+}
+
+/* Measuring begins when warming is over and, of idle streams, all are open. */
+static void finish_warming(int64_t now) {
+    if (plan.idle) {
+        int n_missing = plan.n_clients - count_open_streams();
+        if (n_missing > 0 && now < run.measure_ns + OPEN_NS)
+            return;
+        if (n_missing > 0)
+            fprintf(stderr, "port %d: %d of %d streams are not open\n", plan.port, n_missing, plan.n_clients);
+        run.n_errors += n_missing;
+    }
+    start_measuring(now);
+}
+
+/* The next burst comes a while after the last answer to the one before. True when all is done. */
+static bool bursts_are_over(int64_t now) {
+    if (run.next_burst_ns == 0) {
+        if (n_connected > 0)
+            return false;
+        if (run.n_bursts_left == 0)
+            return true;
+        run.next_burst_ns = now + BURST_PAUSE_NS;
+    } else if (now >= run.next_burst_ns) {
+        run.next_burst_ns = 0;
+        run.n_bursts_left--;
+        for (int id = 0; id < plan.n_clients; id++)
+            client_connect(clients[id]);
+    }
+    return false;
 }
 
 static void finish_run(int n_unanswered) {
@@ -466,8 +523,8 @@ static void finish_run(int n_unanswered) {
         client_disconnect(clients[id]);
     phase = IDLE;
     printf("{\"measured_s\":%.4f,\"requests\":%" PRId64 ",\"chunks\":%" PRId64 ",\"errors\":%" PRId64
-           ",\"stalls\":%" PRId64 ",\"unanswered\":%d,",
-           run.measured_s, run.measured_requests, run.measured_chunks, run.n_errors, run.n_stalls,
+           ",\"stalls\":%" PRId64 ",\"slow\":%" PRId64 ",\"unanswered\":%d,",
+           run.measured_s, run.measured_requests, run.measured_chunks, run.n_errors, run.n_stalls, run.n_slow,
            n_unanswered);
     print_timings("answer_us", &answer_times);
     print_timings("chunk_us", &chunk_times);
@@ -539,10 +596,16 @@ void load_start(const struct plan *new_plan) {
     phase = WARMING;
     run.measure_ns = now_ns() + (int64_t)(plan.warm_s * NS_PER_S);
     run.end_ns = run.measure_ns + (int64_t)(plan.run_s * NS_PER_S);
+    run.n_bursts_left = plan.n_bursts;
+    run.next_burst_ns = run.measure_ns;
     for (int id = 0; id < plan.n_clients; id++) {
         if (clients[id] == NULL)
             clients[id] = new_client(id);
-        client_connect(clients[id]);
+        /* Streams that were opened at once would all have their chunks at once. */
+        if (plan.idle)
+            timer_arm(&clients[id]->reconnect, now_ns() + plan.interval_us * NS_PER_US * id / plan.n_clients);
+        else if (plan.n_bursts == 0)
+            client_connect(clients[id]);
     }
 }
 
@@ -552,14 +615,13 @@ bool load_is_idle(void) {
 
 void load_tick(int64_t now) {
     if (phase == WARMING && now >= run.measure_ns)
-        start_measuring(now);
+        finish_warming(now);
+    else if (phase == MEASURING && plan.n_bursts > 0 && bursts_are_over(now))
+        finish_measuring(now);
     else if (phase == MEASURING && now >= run.end_ns)
         finish_measuring(now);
-    if (phase == DRAINING) {
-        int n_connected = count_connected();
-        if (n_connected == 0 || now >= run.end_ns)
-            finish_run(n_connected);
-    }
+    if (phase == DRAINING && (n_connected == 0 || now >= run.end_ns))
+        finish_run(n_connected);
     if (phase != IDLE && plan.interval_us < 0)
         check_stalls(now);
 }
@@ -567,7 +629,12 @@ void load_tick(int64_t now) {
 int64_t load_wake_ns(int64_t now) {
     int64_t wake_ns = now + NS_PER_S;
     if (phase == WARMING && run.measure_ns < wake_ns)
-        wake_ns = run.measure_ns;
+        wake_ns = run.measure_ns > now ? run.measure_ns : now + OPEN_POLL_NS;
+    if (phase == MEASURING && plan.n_bursts > 0) {
+        int64_t burst_ns = run.next_burst_ns != 0 ? run.next_burst_ns : now + BURST_PAUSE_NS;
+        if (burst_ns < wake_ns)
+            wake_ns = burst_ns;
+    }
     if ((phase == MEASURING || phase == DRAINING) && run.end_ns < wake_ns)
         wake_ns = run.end_ns;
     if (phase != IDLE && plan.interval_us < 0 && now + STALL_NS / 2 < wake_ns)

@@ -1,4 +1,5 @@
-/* The load: clients that each send their next request when the last is answered. */
+/* The load: clients that each send their next request when the last is answered, that come all at once, or
+ * that listen to a slow stream. */
 #ifndef LOAD_H
 #define LOAD_H
 
@@ -12,6 +13,8 @@ struct plan {
     int port;
     int n_clients;
     bool stream;
+    bool idle;           /* opened over one interval, measured when all are open, left when that is over */
+    int n_bursts;        /* >0: all clients connect and ask at once, this often; the run ends with the last */
     int n_chunks;        /* of each stream */
     int64_t interval_us; /* between chunks: >0 paced, 0 back to back, -1 lockstep */
     double warm_s;
@@ -28,6 +31,8 @@ void load_start(const struct plan *plan);
 bool load_is_idle(void);
 void load_event(struct connection *connection, uint32_t events);
 void load_tick(int64_t now);
+/* The load generator polled in vain for this long, in place of sleeping. */
+void load_spun(int64_t ns);
 /* Until when may be slept, as far as the run goes. */
 int64_t load_wake_ns(int64_t now);
 

@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -156,8 +155,6 @@ int main(int argc, char **argv) {
     for (char *port = strtok(argv[2], ","); port != NULL && n_upstreams < MAX_UPSTREAMS;
          port = strtok(NULL, ","))
         upstream_ports[n_upstreams++] = atoi(port);
-    struct rlimit files = {.rlim_cur = 65536, .rlim_max = 65536};
-    setrlimit(RLIMIT_NOFILE, &files);
     signal(SIGPIPE, SIG_IGN);
     epoll_fd = epoll_create1(0);
 

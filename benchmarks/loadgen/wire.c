@@ -13,6 +13,8 @@
 
 int epoll_fd;
 
+#define MAX_TIMERS_FIRED 256
+
 int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -107,12 +109,14 @@ int64_t next_timer_ns(int64_t latest_ns) {
     return first_timer != NULL && first_timer->due_ns < latest_ns ? first_timer->due_ns : latest_ns;
 }
 
-void fire_due_timers(int64_t now) {
-    for (int budget = 256; budget > 0 && first_timer != NULL && first_timer->due_ns <= now; budget--) {
+int fire_due_timers(int64_t now) {
+    int n = 0;
+    for (; n < MAX_TIMERS_FIRED && first_timer != NULL && first_timer->due_ns <= now; n++) {
         struct timer *timer = first_timer;
         timer_disarm(timer);
         timer->fire(timer->owner);
     }
+    return n;
 }
 
 void watch(struct connection *connection, int operation) {

@@ -58,8 +58,8 @@ struct timer {
 
 void timer_arm(struct timer *timer, int64_t due_ns);
 void timer_disarm(struct timer *timer);
-/* A bounded number a call, so that sockets are read even when the timers are late. */
-void fire_due_timers(int64_t now);
+/* A bounded number a call, so that sockets are read even when the timers are late. Returns how many. */
+int fire_due_timers(int64_t now);
 /* When the first timer is due, or `latest_ns` when none is before. */
 int64_t next_timer_ns(int64_t latest_ns);
 

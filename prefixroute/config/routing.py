@@ -26,6 +26,8 @@ Strategy = Literal[
     "custom",
 ]
 
+# Who sends the same head again has other values in these.
+_OF_ONE_REQUEST = frozenset({"content-length", "x-request-id"})
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -117,8 +119,8 @@ class SessionSettings(Table):
     def _check_header(cls, header: str) -> str:
         if _HEADER.fullmatch(header) is None:
             raise SettingError("must be the name of an HTTP header, such as x-session-id")
-        if header.lower() == "x-request-id":
-            raise SettingError("must name a session, and x-request-id names one request: use another header")
+        if header.lower() in _OF_ONE_REQUEST:
+            raise SettingError(f"must name a session, and {header.lower()} is of one request: use another header")
         return header.lower()
 
 

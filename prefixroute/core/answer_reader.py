@@ -6,6 +6,8 @@ from typing import Any
 
 from orjson import loads
 
+from prefixroute.core.prompt import is_parsable
+
 # What reading JSON of an unknown form raises: not JSON; no such field or place; no object, list or text there.
 _ODD = (ValueError, LookupError, TypeError, AttributeError)
 
@@ -32,14 +34,14 @@ class AnswerReader(ABC):
         try:
             for payload in payloads:
                 if payload != DONE:
-                    self._event(loads(payload))
+                    self._event(_parsed(payload))
         except _ODD:
             self.is_odd = True
 
     def document(self, data: bytes) -> None:
         """An answer that is no stream."""
         try:
-            self._document(loads(data))
+            self._document(_parsed(data))
             self.is_whole = True
         except _ODD:
             self.is_odd = True
@@ -61,6 +63,13 @@ class AnswerReader(ABC):
 
     @abstractmethod
     def _material(self, prompt_key: bytes) -> bytes | None: ...
+
+
+def _parsed(data: bytes) -> Any:
+    """Raises ValueError for what is no JSON, and for what would take too long to read."""
+    if not is_parsable(data):
+        raise ValueError
+    return loads(data)
 
 
 def first_choice(document: Any) -> list[Any]:

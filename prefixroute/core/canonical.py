@@ -11,7 +11,8 @@ Rules that every shape keeps:
   Responses and Messages meet in the engine's chat template). What no template renders leaves no trace:
   `cache_control`, ids of calls, `detail` of images.
 - **Media by digest**, repeated to stand for their size up to a bound: megabytes are hashed, never kept.
-- **A look, not a judgement.** Whatever is odd is rendered as JSON or left out; nothing raises.
+- **A look, not a judgement.** Whatever is odd is rendered as JSON or left out; nothing raises, except IntricateError
+  for what would take the event loop too long: the body itself is the key then.
 
 Control characters mark the boundaries. A client that sends them itself can make two prompts look alike;
 that costs a cold prefill, nothing else.
@@ -31,6 +32,7 @@ from prefixroute.core.content import (
     PART,
     REASONING,
     TEXT,
+    KeyText,
     append_call,
     append_content,
     append_media,
@@ -123,7 +125,7 @@ def generate_key(body: dict[str, Any]) -> tuple[bytes, int]:
     images = body.get("image_data")
     if not key or not images:
         return key, n_tokens
-    media: list[str] = []
+    media = KeyText()
     for image in images[:_MAX_IMAGES] if isinstance(images, list) else [images]:
         append_media(media, {"url": image}, None)
     # In front: placeholders in the text do not say whose digest they stand for.
@@ -133,7 +135,7 @@ def generate_key(body: dict[str, Any]) -> tuple[bytes, int]:
 
 def turns_key(turns: list[Any]) -> bytes:
     """What a conversation's key grows by when `turns` are appended: messages, or items of a Responses input."""
-    out: list[str] = []
+    out = KeyText()
     _messages(out, turns)
     return "".join(out).encode()
 
@@ -149,12 +151,13 @@ def _conversation(system: object, messages: object, fields: Sequence[tuple[str, 
     """System, leading system messages, fields that templates read, turns."""
     if not isinstance(messages, list):
         return b""
+    out = KeyText()
+    out.check_room(len(messages))
     for message in messages:
         if isinstance(message, dict):
             break
     else:
         return b""
-    out: list[str] = []
     if system:
         out.append(_HEADS["system"])
         append_content(out, system)
@@ -174,7 +177,7 @@ def _conversation(system: object, messages: object, fields: Sequence[tuple[str, 
     return "".join(out).encode()
 
 
-def _messages(out: list[str], messages: list[Any]) -> None:
+def _messages(out: KeyText, messages: list[Any]) -> None:
     """Chat messages, Anthropic messages or Responses items."""
     append, heads = out.append, _HEADS
     for message in messages:
@@ -191,7 +194,7 @@ def _messages(out: list[str], messages: list[Any]) -> None:
             _odd_message(out, message)
 
 
-def _odd_message(out: list[str], message: object) -> None:
+def _odd_message(out: KeyText, message: object) -> None:
     """Any message or item, or none at all: then the engine refuses the whole request."""
     if not isinstance(message, dict):
         return
@@ -208,7 +211,7 @@ def _odd_message(out: list[str], message: object) -> None:
         _message(out, head, message, content)
 
 
-def _message(out: list[str], head: str, message: dict[str, Any], content: object) -> None:
+def _message(out: KeyText, head: str, message: dict[str, Any], content: object) -> None:
     name = message.get("tool_call_id") or message.get("name")
     if isinstance(name, str):
         out += (head[:-1], NAME, name, TEXT)
@@ -221,7 +224,10 @@ def _message(out: list[str], head: str, message: dict[str, Any], content: object
             out.append(PART)
     append_content(out, content)
     calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
+    if not isinstance(calls, list):
+        calls = ()
+    out.check_room(len(calls))
+    for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             append_call(out, function.get("name"), function.get("arguments"))
@@ -232,7 +238,7 @@ def _message(out: list[str], head: str, message: dict[str, Any], content: object
         append_call(out, function.get("name"), function.get("arguments"))
 
 
-def _item(out: list[str], item: dict[str, Any]) -> None:
+def _item(out: KeyText, item: dict[str, Any]) -> None:
     """An item of a Responses input that is not a message."""
     match item.get("type"):
         case "function_call" | "custom_tool_call":
@@ -258,10 +264,22 @@ def _texts_or_ids(prompt: object) -> tuple[bytes, int]:
         return b"", 0
     first = prompt[0]
     if isinstance(first, str):
-        return first.encode(), sum(map(_n_prompt_tokens, prompt))
+        return first.encode(), _n_batch_tokens(prompt)
     if isinstance(first, list):
-        return _packed(first), sum(map(_n_prompt_tokens, prompt))
+        return _packed(first), _n_batch_tokens(prompt)
     return _packed(prompt), len(prompt)
+
+
+# Of a batch, so many prompts are measured. The first is always among them: its key stands for no more than all of it.
+_MAX_MEASURED = 4_096
+
+
+def _n_batch_tokens(prompts: list[Any]) -> int:
+    stride = len(prompts) // _MAX_MEASURED + 1
+    if stride == 1:
+        return sum(map(_n_prompt_tokens, prompts))
+    first, *measured = prompts[::stride]
+    return _n_prompt_tokens(first) + sum(map(_n_prompt_tokens, measured)) * (len(prompts) - 1) // len(measured)
 
 
 def _n_prompt_tokens(prompt: object) -> int:

@@ -1,7 +1,7 @@
 """Content of a message as key text: strings, parts and blocks of all dialects, media, calls.
 
 Media stand in the key as their digest, repeated for their size up to a bound: megabytes are hashed, never
-kept. What is odd is rendered as JSON or left out; nothing raises.
+kept. What is odd is rendered as JSON or left out. Nothing raises but for there being too much of it all.
 """
 
 from __future__ import annotations
@@ -32,6 +32,34 @@ _CALL = "\x1a"  # name of a tool that the assistant calls
 _MEDIA_FIELDS = ("url", "data", "image_url", "file_data", "file_url", "video_url", "audio_url", "file_id")
 
 
+# A key is made in one step of the event loop, which all others wait for: 30 µs a hundred of these pieces of it at most.
+# A thousand turns with a call of a tool and its result in each have 8,000.
+MAX_PIECES = 32_768
+# What is rendered as JSON or digested takes ten times as long as a text: 2 ms for all of these.
+MAX_ODD_PIECES = 1_024
+
+
+class IntricateError(ValueError):
+    """The key would be of too many pieces."""
+
+
+class KeyText(list[str]):
+    """The pieces of a key, as it is being made. Bounded by number, so that making one is a matter of milliseconds."""
+
+    n_odd_left = MAX_ODD_PIECES
+
+    def check_room(self, n: int) -> None:
+        """To be called before a list of `n` is gone through. Raises IntricateError."""
+        if len(self) + n > MAX_PIECES:
+            raise IntricateError
+
+    def count_odd(self) -> None:
+        """To be called for each medium, and for what nobody knows. Raises IntricateError."""
+        self.n_odd_left -= 1
+        if self.n_odd_left < 0:
+            raise IntricateError
+
+
 def n_key_tokens(n_bytes: int) -> int:
     """Tokens that `n_bytes` of key stand for: four bytes each, rounded up."""
     return (n_bytes + 3) // 4
@@ -45,16 +73,17 @@ def media_fill(data: bytes, n_bytes: int | None = None) -> str:
     return (digest * (size // len(digest) + 1))[:size]
 
 
-def append_call(out: list[str], name: object, arguments: object) -> None:
+def append_call(out: KeyText, name: object, arguments: object) -> None:
     """A tool call: arguments as the JSON text that the client sends, or the object that it means."""
     out += (_CALL, str_or_empty(name), TEXT, arguments if isinstance(arguments, str) else to_json(arguments))
 
 
-def append_content(out: list[str], content: object, depth: int = 0) -> None:
+def append_content(out: KeyText, content: object, depth: int = 0) -> None:
     """A content string, or a list of parts or blocks of any dialect; `depth`: tool results around it."""
     if isinstance(content, str):
         out.append(content)
     elif isinstance(content, list):
+        out.check_room(len(content))
         for i, part in enumerate(content):
             text = part.get("text") if isinstance(part, dict) else part
             if isinstance(text, str):
@@ -64,12 +93,14 @@ def append_content(out: list[str], content: object, depth: int = 0) -> None:
             elif isinstance(part, dict):
                 _part(out, part, depth)
             else:
+                out.count_odd()
                 out += (PART, to_json(part))
     elif content is not None:
+        out.count_odd()
         out += (PART, to_json(content))
 
 
-def _part(out: list[str], part: dict[str, Any], depth: int) -> None:
+def _part(out: KeyText, part: dict[str, Any], depth: int) -> None:
     """A part that is not plain text."""
     kind = part.get("type")
     if kind == "tool_use":
@@ -85,8 +116,9 @@ def _part(out: list[str], part: dict[str, Any], depth: int) -> None:
         append_media(out, part, kind if isinstance(kind, str) else None)
 
 
-def append_media(out: list[str], part: dict[str, Any], kind: str | None) -> None:
+def append_media(out: KeyText, part: dict[str, Any], kind: str | None) -> None:
     """Image, audio, video, file, or a part of a kind unknown here; `kind` names the field of its payload."""
+    out.count_odd()
     payload = part.get(kind) if kind is not None else None
     if payload is None:
         payload = part.get("source")

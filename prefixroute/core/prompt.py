@@ -5,7 +5,9 @@
 - **Four bytes of key are one token.** Text is taken as it is (about four bytes of UTF-8 a token); token ids
   are packed in four bytes each.
 - Two keys may match only under the same `scope`: the engine shares no cache across models, adapters or salts.
-- Bodies above `MAX_PARSED_BYTES`, or of more than `MAX_PARSED_ITEMS`, are not parsed; see `scan`.
+- Bodies above `MAX_PARSED_BYTES`, or of more than `MAX_PARSED_ITEMS` or `MAX_PARSED_VALUES`, are not parsed; see
+  `scan`. So are those treated whose key would be of too many pieces (`content.MAX_PIECES`).
+- Reading takes at most two steps of some milliseconds, whatever the body: `read_fields` and what is made of them.
 """
 
 from __future__ import annotations
@@ -18,15 +20,21 @@ from typing import Any, assert_never
 import orjson
 
 from prefixroute.core import canonical, scan
-from prefixroute.core.content import n_key_tokens
+from prefixroute.core.content import IntricateError, n_key_tokens
 
 # Parsing and rendering this much takes a few milliseconds, which every other stream has to wait.
 MAX_PARSED_BYTES = 1024 * 1024
-# Time grows with objects and lists rather than with bytes: a mebibyte of `{},` would take 0.7 s. So many take 30 ms at
-# worst; a conversation of a thousand turns with a hundred tools has a few thousand.
-MAX_PARSED_ITEMS = 16_384
-# Shorter ones cannot hold many more than that.
+# Time grows with objects and lists rather than with bytes: a mebibyte of `{},` would take 20 ms to parse and 0.7 s to
+# render. So many of each take 4 ms; a conversation of a thousand turns with a hundred tools has a few thousand.
+MAX_PARSED_ITEMS = 8_192
+# And with numbers, texts and fields: the token ids of a context of 128K take 4 ms, and so do half as many fields. Of a
+# longer list of ids the key is its text: it matches what begins alike, but counts half as many tokens again.
+MAX_PARSED_VALUES = 131_072
+MAX_PARSED_FIELDS = 65_536
+# Shorter ones cannot hold so much that parsing takes more than 2 ms.
 SIMPLE_BYTES = 64 * 1024
+# Where a mark is rarer than this, finding each takes less than counting them all: 0.3 ms for a mebibyte.
+_FEW_MARKS = 512
 # No model answers at such length; what claims to is no estimate of anything.
 MAX_STATED_TOKENS = 1 << 24
 
@@ -91,6 +99,10 @@ class Prompt:
     messages: list[Any] | None = field(default=None, repr=False, compare=False)
     """The `messages` array of a chat body that was parsed; odd items included."""
 
+    def forget_body(self) -> None:
+        """Nothing is to be decided by it any more: what stays of the text is the key."""
+        self.body, self.messages = b"", None
+
     def prefix_bytes(self, n: int) -> bytes:
         """What SageMaker's `PrefixLength` of `n` looks at; a shorter one whole.
 
@@ -108,10 +120,31 @@ class Prompt:
         return "".join(pieces).encode() or self.body[: max(n, 0)]
 
 
+Fields = tuple[dict[str, Any], NoKeyCause | None, bool]
+"""Top-level fields of a body, why they give no key, and whether all of it was parsed."""
+
+
+def read_fields(body: bytes, *, encoded: bool = False) -> Fields:
+    """The first step of `read_prompt`: for who has something else to do between the two."""
+    if encoded:
+        return {}, NoKeyCause.ENCODED, False
+    if not is_parsable(body):
+        # Whether the rest of it is JSON is the engine's question.
+        if body[: scan.EDGE_BYTES].lstrip()[:1] != b"{":
+            return {}, NoKeyCause.NOT_AN_OBJECT, False
+        return scan.edge_fields(body), None, False
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}, NoKeyCause.NOT_JSON, True
+    return (value, None, True) if isinstance(value, dict) else ({}, NoKeyCause.NOT_AN_OBJECT, True)
+
+
 def read_prompt(
     api: Api,
     body: bytes,
     *,
+    fields_read: Fields | None = None,
     session_id: str | None = None,
     prefix_aware_id: str | None = None,
     encoded: bool = False,
@@ -119,26 +152,33 @@ def read_prompt(
 ) -> Prompt:
     """Read `body` as `api` speaks it; never raises, whatever the body.
 
-    `encoded`: the request has a Content-Encoding. `session_id` and `prefix_aware_id` come from headers and
-    are handed through. `tenant`: see `Prompt.tenant`; of one length, or empty.
+    `fields_read`: by `read_fields`, where that has been called. `encoded`: the request has a Content-Encoding.
+    `session_id` and `prefix_aware_id` come from headers and are handed through. `tenant`: see `Prompt.tenant`; of one
+    length, or empty.
     """
-    n_bytes = len(body)
-    parsed = not encoded and n_bytes <= MAX_PARSED_BYTES and (n_bytes <= SIMPLE_BYTES or not _is_intricate(body))
-    fields, no_key = _parsed_fields(body) if parsed else _unparsed_fields(body, encoded=encoded)
+    fields, no_key, parsed = fields_read or read_fields(body, encoded=encoded)
     shape = _shape(fields) if api is _INVOCATIONS else api
     key, n_tokens = b"", 0
     if shape is _CHAT and parsed and no_key is None:  # nearly all of them
-        key = canonical.chat_key(fields)
-        n_tokens = n_key_tokens(len(key))
+        try:
+            key = canonical.chat_key(fields)
+            n_tokens = n_key_tokens(len(key))
+        except IntricateError:
+            parsed = False
+            key, n_tokens = _unparsed_key(body)
         no_key = None if key else NoKeyCause.NO_PROMPT
     elif shape in _BY_LOAD:
         no_key = NoKeyCause.NOT_ROUTED
         if shape is Api.POOLING:  # a prefill like any other, though nobody's prefix
             n_tokens = scan.sampled_tokens(body)
     elif no_key is NoKeyCause.ENCODED:
-        n_tokens = n_key_tokens(n_bytes)  # at least
+        n_tokens = n_key_tokens(len(body))  # at least
     elif no_key is None:
-        key, n_tokens = _parsed_key(shape, fields) if parsed else _unparsed_key(body)
+        try:
+            key, n_tokens = _parsed_key(shape, fields) if parsed else _unparsed_key(body)
+        except IntricateError:
+            parsed = False
+            key, n_tokens = _unparsed_key(body)
         no_key = None if key else NoKeyCause.NO_PROMPT
     model = _text(fields.get("model"))
     if _RARE_FIELDS.isdisjoint(fields):
@@ -171,11 +211,22 @@ def read_prompt(
     )
 
 
+def is_parsable(document: bytes) -> bool:
+    """Whether parsing it takes some milliseconds at most. Texts that look like items count as such."""
+    n_bytes = len(document)
+    return n_bytes <= SIMPLE_BYTES or (n_bytes <= MAX_PARSED_BYTES and not _is_intricate(document))
+
+
 def _is_intricate(body: bytes) -> bool:
-    """Whether it may hold too many items to be parsed. Text that looks like items counts too."""
-    return len(body) > SIMPLE_BYTES and (
-        _has_more(body, b"{", MAX_PARSED_ITEMS) or _has_more(body, b"[", MAX_PARSED_ITEMS)
-    )
+    if _has_more(body, b"{", MAX_PARSED_ITEMS) or _has_more(body, b"[", MAX_PARSED_ITEMS):
+        return True
+    n_values = _count(body, b",")
+    return n_values > MAX_PARSED_VALUES or (n_values > MAX_PARSED_FIELDS and _count(body, b":") > MAX_PARSED_FIELDS)
+
+
+def _count(body: bytes, mark: bytes) -> int:
+    """How many there are, if they are more than a few; else none."""
+    return body.count(mark) if _has_more(body, mark, _FEW_MARKS) else 0
 
 
 def _has_more(body: bytes, mark: bytes, n: int) -> bool:
@@ -192,24 +243,6 @@ _BY_LOAD = frozenset({Api.POOLING, Api.TOKENIZE, Api.OTHER})
 # Python 3.11 takes as long to find a member of an enum as to call a function.
 _CHAT, _COMPLETIONS, _GENERATE, _RESPONSES = Api.CHAT, Api.COMPLETIONS, Api.GENERATE, Api.RESPONSES
 _INVOCATIONS = Api.INVOCATIONS
-
-
-def _unparsed_fields(body: bytes, *, encoded: bool) -> tuple[dict[str, Any], NoKeyCause | None]:
-    """Top-level fields of the body, as far as they can be seen."""
-    if encoded:
-        return {}, NoKeyCause.ENCODED
-    # Whether the rest of it is JSON is the engine's question.
-    if body[: scan.EDGE_BYTES].lstrip()[:1] != b"{":
-        return {}, NoKeyCause.NOT_AN_OBJECT
-    return scan.edge_fields(body), None
-
-
-def _parsed_fields(body: bytes) -> tuple[dict[str, Any], NoKeyCause | None]:
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}, NoKeyCause.NOT_JSON
-    return (value, None) if isinstance(value, dict) else ({}, NoKeyCause.NOT_AN_OBJECT)
 
 
 def _shape(fields: dict[str, Any]) -> Api:

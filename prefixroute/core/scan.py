@@ -23,18 +23,22 @@ from prefixroute.core.content import MAX_MEDIA_KEY_BYTES, media_fill, n_key_toke
 
 # How much of either end is searched for fields: room for tools that stand between them and the prompt.
 EDGE_BYTES = 64 * 1024
-# Each costs one parse of at most EDGE_BYTES, some 50 us.
+# Each costs one parse of at most EDGE_BYTES, some 50 µs; of many items, a millisecond, and then there is but one.
 MAX_CUTS = 8
+_MANY_ITEMS = 4_096
 
 # A run of base64 at least PROBE_STRIDE_BYTES + PROBE_BYTES long holds a whole probe, wherever it begins.
 PROBE_STRIDE_BYTES = 2048
 PROBE_BYTES = 256
 # 256 random base64 digits show 62 of 64 letters; hexadecimal shows 16, and "aaaa" one.
 _MIN_DISTINCT = 24
+_FEW_BYTES = 64
 # The backslash: some serialisers escape the slash.
 _BASE64 = (string.ascii_letters + string.digits + "+/-_=\\").encode()
 # Of a long medium, this much of either end is hashed: ten megabytes are not walked on the event loop.
-_HASHED_END_BYTES = 64 * 1024
+_HASHED_END_BYTES = 8 * 1024
+# A key stands for no more of a body than this. To find where a medium ends takes 1 ms for ten megabytes.
+MAX_WALKED_BYTES = 16 * 1024 * 1024
 # However long the rest of a body is, look at this many places of it.
 _MAX_SAMPLES = 512
 
@@ -72,7 +76,7 @@ def edge_fields(body: bytes) -> dict[str, Any]:
 
 def _leading_fields(head: bytes) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for _, match in zip(range(MAX_CUTS), _PROMPT_FIELD.finditer(head), strict=False):
+    for _, match in zip(range(_n_cuts(head)), _PROMPT_FIELD.finditer(head), strict=False):
         fields = _object(head[: match.start()].rstrip().removesuffix(b",") + b"}")
         if fields is not None:
             found = fields  # a later cut holds all of an earlier one
@@ -81,11 +85,16 @@ def _leading_fields(head: bytes) -> dict[str, Any]:
 
 def _trailing_fields(tail: bytes) -> dict[str, Any]:
     begin = _ESCAPED_SMALL_FIELD if _ESCAPED.search(tail) else _SMALL_FIELD
-    for _, match in zip(range(MAX_CUTS), begin.finditer(tail), strict=False):
+    for _, match in zip(range(_n_cuts(tail)), begin.finditer(tail), strict=False):
         fields = _object(b"{" + tail[match.start() :])
         if fields is not None:
             return fields
     return {}
+
+
+def _n_cuts(edge: bytes) -> int:
+    n_items = edge.count(b",") + edge.count(b"{") + edge.count(b"[")
+    return MAX_CUTS if n_items <= _MANY_ITEMS else 1
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
@@ -100,16 +109,18 @@ def folded(body: bytes, limit_bytes: int) -> tuple[bytes, int]:
     """The beginning of `body` as a key of at most `limit_bytes`, and how many bytes of `body` it stands for.
 
     Each JSON string with a long run of base64 is replaced by its digest, at most `MAX_MEDIA_KEY_BYTES` of it.
-    Looks at one place in `PROBE_STRIDE_BYTES`; the same beginning folds the same way whatever follows.
+    Looks at one place in `PROBE_STRIDE_BYTES`; the same beginning folds the same way whatever follows. Of a body longer
+    than `MAX_WALKED_BYTES` that is its beginning: two that part behind it have the same key.
     """
+    end_of_walk = min(len(body), MAX_WALKED_BYTES)
     out: list[bytes] = []
     n_out = kept_to = at = 0
-    while at + PROBE_BYTES <= len(body) and n_out + at - kept_to < limit_bytes:
+    while at + PROBE_BYTES <= end_of_walk and n_out + at - kept_to < limit_bytes:
         if _is_base64(body[at : at + PROBE_BYTES]):
             start = body.rfind(b'"', kept_to, at) + 1 or kept_to
-            end = body.find(b'"', at)
+            end = body.find(b'"', at, end_of_walk)
             if end < 0:
-                end = len(body)
+                end = end_of_walk
             if end - start > MAX_MEDIA_KEY_BYTES:
                 out += (body[kept_to:start], _digest(body, start, end))
                 n_out += start - kept_to + MAX_MEDIA_KEY_BYTES
@@ -117,7 +128,7 @@ def folded(body: bytes, limit_bytes: int) -> tuple[bytes, int]:
             at = max(end, at + PROBE_STRIDE_BYTES)
         else:
             at += PROBE_STRIDE_BYTES
-    stands_for = min(len(body), kept_to + max(limit_bytes - n_out, 0))
+    stands_for = min(end_of_walk, kept_to + max(limit_bytes - n_out, 0))
     out.append(body[kept_to:stands_for])
     return b"".join(out)[:limit_bytes], stands_for
 
@@ -149,4 +160,7 @@ def sampled_tokens(body: bytes, start: int = 0) -> int:
 
 
 def _is_base64(probe: bytes) -> bool:
-    return not probe.translate(None, _BASE64) and len(set(probe)) >= _MIN_DISTINCT
+    if probe.translate(None, _BASE64):
+        return False
+    # What is encoded shows that many soon; the rest is looked at only where it does not.
+    return len(set(probe[:_FEW_BYTES])) >= _MIN_DISTINCT or len(set(probe)) >= _MIN_DISTINCT

@@ -16,13 +16,13 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from prefixroute.core.fleet import InstanceState
-from prefixroute.core.prompt import MAX_PARSED_BYTES, Api, read_prompt
+from prefixroute.core.prompt import Api, Fields, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.core.tokens import ExactTokens
 from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError, UnauthorizedError
 from prefixroute.http.admin_views import explanation_view, instance_view, ladder_view, record_view, states_view
 from prefixroute.http.arrival import Arrival, RequestHead
-from prefixroute.http.ask import read_token_ids
+from prefixroute.http.ask import fields_in_steps, read_token_ids
 from prefixroute.http.auth import AdminToken
 from prefixroute.http.body import BodyLimits, check_head, check_length, expect_continue, read_whole
 from prefixroute.http.decisions import Decisions
@@ -250,14 +250,18 @@ class Admin:
         expect_continue(arrival)
         body = await read_whole(arrival, self._body_limits)
         path = parse_qs(head.target.partition("?")[2]).get("path")
-        api = _guess(body) if path is None else self._classify(path[0])
+        encoded = is_encoded(head.headers)
+        fields = await fields_in_steps(body, encoded=encoded)
+        api = _guess(fields) if path is None else self._classify(path[0])
         prompt = read_prompt(
             api,
             body,
+            fields_read=fields,
             session_id=short_text(head.first(self._session_header)),
             prefix_aware_id=prefix_aware_id(head.first(b"x-amzn-sagemaker-prefix-aware-id")),
-            encoded=is_encoded(head.headers),
+            encoded=encoded,
         )
+        await asyncio.sleep(0)
         only = self._stored.home(prompt.previous_response_id)
         token_ids = await read_token_ids(self._exact_tokens, api, prompt)
         explanation = self._router.explain(prompt, now_s=self._clock(), only=only, token_ids=token_ids)
@@ -272,13 +276,10 @@ def _refuse_web_pages(head: RequestHead) -> None:
         raise ForbiddenError("requests of web pages are refused here")
 
 
-def _guess(body: bytes) -> Api:
+def _guess(fields_read: Fields) -> Api:
     """Grammar of a body whose path is not given, by its fields. Only large bodies are read alike in all grammars."""
-    try:
-        fields = orjson.loads(body) if len(body) <= MAX_PARSED_BYTES else None
-    except orjson.JSONDecodeError:
-        return Api.CHAT
-    if not isinstance(fields, dict):
+    fields, no_key, parsed = fields_read
+    if no_key is not None or not parsed:
         return Api.CHAT
     if "messages" in fields:
         return Api.MESSAGES if "system" in fields else Api.CHAT

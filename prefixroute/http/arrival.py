@@ -3,8 +3,8 @@
 import asyncio
 from typing import Protocol
 
-from prefixroute.http.headers import RawHeaders, all_of, fit_request_id, forwarded, rendered
-from prefixroute.http.routes import Route, plain_path, route_of
+from prefixroute.http.headers import CREDENTIALS, RawHeaders, all_of, fit_request_id, forwarded, rendered
+from prefixroute.http.routes import Route, is_engine_control, origin_form, plain_path, route_of
 
 
 class Source(Protocol):
@@ -75,12 +75,13 @@ class RequestHead:
     """What a request begins with. It never changes, so what is made of it is made once.
 
     `target` as sent. `minor`: of the version, HTTP/1.`minor`; -1 for any other. `is_plain`: it was recognised as one
-    that nobody could read in two ways.
+    that nobody could read in two ways; then it may be of an earlier request like this one, whose Content-Length and
+    X-Request-Id are the only differences (`Arrival` has this one's).
     """
 
     __slots__ = (
-        *("_fields", "admitted"),
-        *("headers", "index", "is_plain", "is_repeated", "method", "minor", "path", "request_id", "route", "target"),
+        *("_around_id", "_has_credentials", "admitted", "headers", "index", "is_engine_control", "is_plain"),
+        *("is_repeated", "method", "minor", "origin", "path", "request_id", "route", "target"),
     )
 
     def __init__(self, method: str, target: str, minor: int, headers: RawHeaders, *, is_plain: bool = False) -> None:
@@ -97,12 +98,16 @@ class RequestHead:
         """Whether a header is there twice."""
         self.path = plain_path(target)
         self.route: Route = route_of(self.path)
+        self.origin = origin_form(target)
+        """The target as an instance takes it; None: it names no resource of an instance."""
+        self.is_engine_control = is_engine_control(method, self.path)
         sent = self.index.get(b"x-request-id")
         if sent is not None and self.is_repeated and len(all_of(headers, b"x-request-id")) > 1:
             sent = None
         self.request_id = None if sent is None else fit_request_id(sent)
         """The client's own, when there is one that is fit to be logged and echoed."""
-        self._fields: tuple[bytes, bytes] | None = None
+        self._around_id: tuple[bytes, bytes] | None = None
+        self._has_credentials = False
         self.admitted: object = None
         """What `auth` found out about its key."""
 
@@ -118,28 +123,31 @@ class RequestHead:
         return all_of(self.headers, name)
 
     @property
-    def has_credentials(self) -> bool:
-        """Whether it brings a key."""
-        index = self.index
-        return b"authorization" in index or b"x-api-key" in index or b"api-key" in index
+    def is_multipart(self) -> bool:
+        """Whether the body comes in parts (RFC 2046)."""
+        kind = self.index.get(b"content-type")
+        return kind is not None and kind.lstrip().lower().startswith(b"multipart/")
 
-    def fields_for(self, request_id: str) -> bytes:
-        """The lines of the headers that go on to an instance, with this request id and no other."""
-        before, after = self._fields or self._around_id()
-        return b"%s%s%s" % (before, request_id.encode("ascii"), after)
+    def fields_for(self, request_id: str) -> tuple[bytes, bool]:
+        """The lines of the headers that go on to an instance, with this request id and no other; and whether a client's
+        credential is among them."""
+        before, after = self._around_id or self._split()
+        return b"%s%s%s" % (before, request_id.encode("ascii"), after), self._has_credentials
 
-    def _around_id(self) -> tuple[bytes, bytes]:
+    def _split(self) -> tuple[bytes, bytes]:
         before: list[tuple[bytes, bytes]] = []
         after: list[tuple[bytes, bytes]] = []
         name = b"x-request-id"
         lines = before
         for header in forwarded(self.headers):
-            if header[0].lower() != b"x-request-id":
+            key = header[0].lower()
+            if key != b"x-request-id":
                 lines.append(header)
+                self._has_credentials = self._has_credentials or key in CREDENTIALS
             elif self.request_id is not None:
                 # One that is fit stays in its place.
                 name, lines = header[0], after
-        around = self._fields = b"%s%s: " % (rendered(before), name), b"\r\n%s" % rendered(after)
+        around = self._around_id = b"%s%s: " % (rendered(before), name), b"\r\n%s" % rendered(after)
         return around
 
     def without(self, headers: RawHeaders) -> "RequestHead":
@@ -155,7 +163,7 @@ class Arrival:
     of an earlier request like this one, says another.
     """
 
-    __slots__ = ("client", "content", "head", "keep_alive", "lane", "length", "request_id", "whole")
+    __slots__ = ("_n_taken", "client", "content", "head", "keep_alive", "lane", "length", "request_id", "whole")
 
     def __init__(
         self,
@@ -175,13 +183,9 @@ class Arrival:
         self.lane = lane
         self.keep_alive = keep_alive
         self.whole = whole
+        self._n_taken = 0
         self.content = content
         self.length = length
-
-    @property
-    def has_body(self) -> bool:
-        """Whether it has one, maybe an empty one."""
-        return self.whole is not None or self.content is not None
 
     @property
     def is_unread(self) -> bool:
@@ -191,6 +195,12 @@ class Arrival:
     @property
     def n_received(self) -> int:
         """Bytes of the body that have come."""
-        if self.whole is not None:
-            return len(self.whole)
-        return 0 if self.content is None else self.content.total_bytes
+        if self.content is not None:
+            return self.content.total_bytes
+        return self._n_taken if self.whole is None else len(self.whole)
+
+    def take_whole(self) -> bytes:
+        """The whole body, which is from now on who takes it has."""
+        whole, self.whole = self.whole or b"", None
+        self._n_taken = len(whole)
+        return whole

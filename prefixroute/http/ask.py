@@ -1,13 +1,13 @@
 """What one request asks, ready to be sent, and what all of them share."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from prefixroute.core.blocks import BYTES_PER_TOKEN
 from prefixroute.core.content import n_key_tokens
-from prefixroute.core.prompt import Api, Prompt, read_prompt
+from prefixroute.core.prompt import SIMPLE_BYTES, Api, Fields, Prompt, read_fields, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.core.tokens import ExactTokens
 from prefixroute.http.arrival import Arrival, RequestHead
@@ -24,7 +24,7 @@ from prefixroute.http.headers import (
 )
 from prefixroute.http.holding import Holding
 from prefixroute.http.retry import RetryBudget
-from prefixroute.http.routes import plain_path, stored_response_id
+from prefixroute.http.routes import stored_response_id
 from prefixroute.http.stored import StoredResponses
 from prefixroute.http.upstream import Upstream, UpstreamRequest
 from prefixroute.http.waiting import WaitingRoom
@@ -53,7 +53,8 @@ class Exchanges:
     exact_tokens: ExactTokens | None = None
 
 
-class Ask(NamedTuple):
+@dataclass(slots=True)
+class Ask:
     """One request, ready to be sent. `body_again`: its body can be sent a second time."""
 
     prompt: Prompt
@@ -68,6 +69,12 @@ class Ask(NamedTuple):
     """What the first piece with a token in it holds; None: any piece of a body has one."""
     token_ids: bytes | None = None
     """The engine's own ids of the prompt, four bytes each; None: not known, the prompt's key stands for it."""
+
+    def forget_body(self) -> None:
+        """The answer has begun, so that nothing is sent or decided again: a stream may take minutes."""
+        self.prompt.forget_body()
+        if self.body_again:
+            self.request = self.request._replace(body=None)
 
 
 async def read_ask(
@@ -96,23 +103,28 @@ async def read_ask(
     declared = arrival.length
     content: bytes | Callable[[], AsyncIterator[bytes]] | None = None
     if arrival.whole is not None:
-        content, declared = arrival.whole, None
+        content, declared = arrival.take_whole(), None
     elif arrival.content is not None:
         expect_continue(arrival)
-        if understood and not _is_multipart(head):
+        if understood and not head.is_multipart:
             content = await read_whole(arrival, limits)
             declared = None
         else:
             content = partial(stream, arrival.content, limits)
+    body = content if isinstance(content, bytes) else b""
+    encoded = b"content-encoding" in head.index and is_encoded(head.headers)
     prompt = read_prompt(
         route.api if understood else Api.OTHER,
-        content if isinstance(content, bytes) else b"",
+        body,
+        fields_read=await fields_in_steps(body, encoded=encoded) if len(body) > SIMPLE_BYTES else None,
         # It may be a header with a key: who it is, is told by that as well.
         session_id=short_text(own.first(session_header)),
         prefix_aware_id=prefix_aware_id(head.first(b"x-amzn-sagemaker-prefix-aware-id")),
-        encoded=b"content-encoding" in head.index and is_encoded(head.headers),
+        encoded=encoded,
         tenant=tenant,
     )
+    if len(body) > SIMPLE_BYTES:
+        await asyncio.sleep(0)
     # Records are kept: a name must not be as long as a body.
     record.model = OTHER if prompt.model is not None and len(prompt.model) > MAX_LABEL_CHARS else prompt.model
     record.streamed = prompt.stream
@@ -126,20 +138,17 @@ async def read_ask(
         record.prompt_tokens += len(token_ids) // BYTES_PER_TOKEN - n_key_tokens(len(prompt.key))
     # Old clients know no other protocol, and a body in front of one would be an odd thing.
     switches = content is None and method == "GET" and own.minor > 0 and asks_for_websocket(head.headers)
+    fields, has_credentials = head.fields_for(record.request_id)
     if switches:
         fields = rendered(identified(switching(head.headers), record.request_id))
-    else:
-        fields = head.fields_for(record.request_id)
-    stored_id = prompt.previous_response_id
-    if stored_id is None and not own.is_plain:
-        stored_id = stored_response_id(plain_path(target))
+    stored_id = prompt.previous_response_id or stored_response_id(own.path)
     return Ask(
         prompt=prompt,
         request=UpstreamRequest(
             method.encode("ascii"),
             target.encode("utf-8", "surrogateescape"),
             fields,
-            head.has_credentials,
+            has_credentials,
             content,
             declared,
             switches,
@@ -156,12 +165,16 @@ async def read_ask(
     )
 
 
+async def fields_in_steps(body: bytes, *, encoded: bool) -> Fields:
+    """As `read_fields`. Of a long body, that and what is made of it are steps of their own: others have their turns."""
+    await asyncio.sleep(0)
+    fields = read_fields(body, encoded=encoded)
+    await asyncio.sleep(0)
+    return fields
+
+
 async def read_token_ids(exact_tokens: ExactTokens | None, api: Api, prompt: Prompt) -> bytes | None:
     """The engine's own ids of the prompt, four bytes each; None: not known. Waits as `ExactTokens.of` does."""
     if prompt.is_token_ids:
         return prompt.key
     return await exact_tokens.of(api, prompt) if exact_tokens is not None and prompt.key else None
-
-
-def _is_multipart(head: RequestHead) -> bool:
-    return (head.first(b"content-type") or b"").lstrip().lower().startswith(b"multipart/")

@@ -1,8 +1,9 @@
 """Who may use the data port, how much of it, and the token of the admin port.
 
-Only digests of keys are held. A request costs a pass over its headers, a hash and one look into a dictionary; which of
-several keys it brings, or how near a wrong one comes, makes no difference in time. A key of ours is taken out of the
-headers: it is nobody's business upstream.
+Of the keys that are known only digests are held. A head costs a pass over its headers, a hash and one look into a
+dictionary; which of several keys it brings, or how near a wrong one comes, makes no difference in time. Where a
+connection sends the same head again, what was found out is kept with it, until there are other keys. A key of ours is
+taken out of the headers: it is nobody's business upstream.
 """
 
 import hmac
@@ -15,11 +16,11 @@ from prefixroute.config.api_keys import ApiKey, digest_of
 from prefixroute.errors import TooManyRequestsError, UnauthorizedError, n_requests
 from prefixroute.http.arrival import RequestHead
 from prefixroute.http.cors import Cors
-from prefixroute.http.headers import RawHeaders
+from prefixroute.http.headers import CREDENTIALS, RawHeaders
 
-# Which headers bring keys: OpenAI's, Anthropic's, Azure's.
-_PLAIN = frozenset({b"x-api-key", b"api-key"})
-_LENGTHS = frozenset(map(len, (b"authorization", *_PLAIN)))
+# The other one has a scheme in front of the key.
+_PLAIN = CREDENTIALS - {b"authorization"}
+_LENGTHS = frozenset(map(len, CREDENTIALS))
 # How much the last request says about how long the next one takes.
 _NEWEST = 0.2
 _LONGEST_RETRY_AFTER_S = 60
@@ -108,9 +109,9 @@ class Visit:
 
 
 class _Admitted(NamedTuple):
-    """Whose key a head brings, by which keys, and the head without it."""
+    """Whose key a head brings, by which edition of the keys, and the head without it."""
 
-    by: dict[bytes, tuple[bytes, Caller]]
+    edition: int
     caller: Caller
     head: RequestHead
 
@@ -122,6 +123,7 @@ class ApiKeys:
         self._clock = clock
         self._callers: dict[str, Caller] = {}
         self._by_digest: dict[bytes, tuple[bytes, Caller]] = {}
+        self._edition = 0
         # Compared with where there is nothing to compare with.
         self._nobody = (secrets.token_bytes(32), Caller(""))
 
@@ -143,12 +145,13 @@ class ApiKeys:
         # Who has requests under way may be back with the next reload.
         gone = {name: caller for name, caller in self._callers.items() if name not in callers and caller.in_flight}
         self._callers, self._by_digest = gone | callers, by_digest
+        self._edition += 1
 
     def enter(self, head: RequestHead) -> Visit:
         """A request comes. Raises UnauthorizedError, KeyLimitError."""
         admitted = head.admitted
         # Found out once for a head, and again when there are other keys.
-        if not isinstance(admitted, _Admitted) or admitted.by is not self._by_digest:
+        if not isinstance(admitted, _Admitted) or admitted.edition != self._edition:
             admitted = head.admitted = self._admit(head)
         now_s = self._clock()
         admitted.caller.take(now_s)
@@ -168,7 +171,7 @@ class ApiKeys:
                 caller = found
         if caller is None:
             raise UnauthorizedError("a valid API key is required (Authorization: Bearer KEY, or x-api-key: KEY)")
-        return _Admitted(self._by_digest, caller, head.without(kept))
+        return _Admitted(self._edition, caller, head.without(kept))
 
     def in_flight(self, name: str) -> int:
         """Requests under way by keys of this name."""

@@ -198,6 +198,7 @@ class Exchange:
         return True
 
     async def _relay(self, answer: Answer, lease: Lease | None) -> None:
+        self._ask.forget_body()
         try:
             await Relay(self._shared, self._ask, self._response, self._record, answer, lease).run()
         finally:

@@ -29,6 +29,8 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+# Who brings one of these is not lent an instance's own key: OpenAI's, Anthropic's, Azure's.
+CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 # Trailers of requests do not go on: what a Trailer announces would not come.
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"trailer"}
 _CONDITIONS = frozenset(

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import orjson
 
 from prefixroute.core.fleet import Instance
+from prefixroute.core.prompt import MAX_PARSED_BYTES, is_parsable
 from prefixroute.errors import NoInstanceError, UpstreamBrokenError, UpstreamError
 from prefixroute.http.headers import RawHeaders, relayed
 from prefixroute.http.upstream import Upstream, UpstreamRequest
 
 _ASK_S = 3.0
-_MAX_BYTES = 4_194_304
+# A thousand adapters, with all that vLLM says of each.
+_MAX_BYTES = MAX_PARSED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ async def joined_models(upstream: Upstream, instances: Sequence[Instance], reque
         if answer.status != 200:
             refusal = refusal or answer
             continue
+        await asyncio.sleep(0)  # a long list takes some milliseconds, and every instance has one
         entries = _entries(answer.body)
         if entries is None:
             continue
@@ -71,6 +74,8 @@ async def _ask(upstream: Upstream, instance: Instance, request: UpstreamRequest)
 
 
 def _entries(body: bytes) -> list[object] | None:
+    if not is_parsable(body):
+        return None
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

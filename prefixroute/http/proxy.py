@@ -34,7 +34,7 @@ from prefixroute.http.models import joined_models
 from prefixroute.http.peer import client_address
 from prefixroute.http.relay import outcome_of
 from prefixroute.http.response import RawResponse
-from prefixroute.http.routes import Route, is_engine_control, origin_form
+from prefixroute.http.routes import Route
 from prefixroute.http.upstream import UpstreamRequest
 from prefixroute.record import Outcome, RequestRecord
 
@@ -119,7 +119,7 @@ class Proxy:
         visit: Visit | None = None
         self.n_active += 1
         try:
-            if head.is_plain or not self._answered(head, response, record):
+            if not self._answered(head, response, record):
                 if self._gate.api_keys is not None:
                     visit = self._gate.api_keys.enter(head)
                     record.key = visit.name
@@ -172,7 +172,10 @@ class Proxy:
 
     def _answered(self, head: RequestHead, response: RawResponse, record: RequestRecord) -> bool:
         """Answers what needs no key: health, and preflights that are the router's to answer. False: it is neither."""
-        check_head(head)
+        if not head.is_plain:
+            check_head(head)
+        if head.method == "POST":
+            return False
         if head.method in ("GET", "HEAD") and head.path in ("/health", "/ping"):
             self._health(response, record)
             return True
@@ -191,28 +194,25 @@ class Proxy:
     ) -> Ask | None:
         """What is to be sent to an instance; None when it is answered already."""
         head = arrival.head if visit is None else visit.head
-        target = head.target
-        if not head.is_plain:
-            if head.method == "CONNECT":
-                raise MalformedHeadError("tunnels are not made here")
-            if head.method == "TRACE":
-                # Who answers one sends back all that it got, and what the router adds to it: an instance's key.
-                raise MethodError("TRACE goes to no instance")
-            origin = origin_form(target)
-            if origin is None:
-                raise MalformedHeadError("the request target must be a path")
-            target = origin
-            cors = self._gate.cors
-            if cors is not None and asks_for_websocket(head.headers) and not cors.may_connect(head.headers):
-                raise ForbiddenError("pages of this origin may open no WebSocket here (listen.cors)")
-            if is_engine_control(head.method, head.path) and not self._engine_control_open:
-                raise ForbiddenError(
-                    "this path controls the engine and is closed (engine_control: allow in the configuration opens it)"
-                )
-            is_models = head.method in ("GET", "HEAD") and head.path == "/v1/models"
-            if is_models and len(self._shared.router.fleet.instances) > 1:
-                await self._models(head.headers, response, record, target)
-                return None
+        if head.method == "CONNECT":
+            raise MalformedHeadError("tunnels are not made here")
+        if head.method == "TRACE":
+            # Who answers one sends back all that it got, and what the router adds to it with that: an instance's key.
+            raise MethodError("TRACE goes to no instance")
+        target = head.origin
+        if target is None:
+            raise MalformedHeadError("the request target must be a path")
+        cors = self._gate.cors
+        if cors is not None and asks_for_websocket(head.headers) and not cors.may_connect(head.headers):
+            raise ForbiddenError("pages of this origin may open no WebSocket here (listen.cors)")
+        if head.is_engine_control and not self._engine_control_open:
+            raise ForbiddenError(
+                "this path controls the engine and is closed (engine_control: allow in the configuration opens it)"
+            )
+        is_models = head.path == "/v1/models" and head.method in ("GET", "HEAD")
+        if is_models and len(self._shared.router.fleet.instances) > 1:
+            await self._models(head.headers, response, record, target)
+            return None
         tenant = b""
         if self._gate.isolates:
             tenant = tenant_of(head.headers) if visit is None else visit.tenant

@@ -12,7 +12,6 @@ import pytest
 import uvloop
 
 from prefixroute.app import App
-from prefixroute.config import Settings
 from prefixroute.logs import configure_logs
 from tests.command import Commands
 from tests.conformance.fast_time import FastLoop
@@ -60,9 +59,7 @@ def lane(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def serve(serve: Serve, lane: str) -> Serve:
     """As in `tests/conftest.py`, on the lane under test, and with an admin port."""
-    settings: dict[str, Any] = {"admin": {"port": 0}}
-    if "lane" in Settings.model_fields:
-        settings["lane"] = lane
+    settings: dict[str, Any] = {"admin": {"port": 0}, "lane": lane}
 
     @asynccontextmanager
     async def on_lane(*upstreams: Any, **tables: Any) -> AsyncIterator[App]:
@@ -79,7 +76,7 @@ def serve(serve: Serve, lane: str) -> Serve:
 @pytest.fixture
 async def commands(tmp_path: Path, lane: str) -> AsyncIterator[Commands]:
     """Starts the command, in processes, on the lane under test."""
-    commands = Commands(tmp_path, {"PREFIXROUTE_LANE": lane} if "lane" in Settings.model_fields else {})
+    commands = Commands(tmp_path, {"PREFIXROUTE_LANE": lane})
     yield commands
     await commands.end()
 

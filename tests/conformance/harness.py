@@ -27,7 +27,7 @@ from prefixroute.testing.upstream import Script
 from tests.command import Command
 
 LANES = ["auto", "aiohttp"]
-"""Data paths that the suite runs on; values of the setting `lane`, once there is one."""
+"""Data paths that the suite runs on; values of the setting `lane`."""
 
 Serve = Callable[..., AbstractAsyncContextManager[App]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]

@@ -1,10 +1,12 @@
 """The same bytes at both lanes: the same requests go on, the same answers come back, the same is written down.
 
 Each case goes to a router with `lane: auto` and to one with `lane: aiohttp`, side by side. They are alike otherwise,
-have an instance each that answers by what it is asked, and one clock, which stands still during a case. No
-difference is allowed. What can be none is taken out before: request ids that the routers make up, and Date, which is
-the wall clock's. Requests that come together have several right outcomes on either lane; see `_apart`. Between two
-cases nothing is kept that could make the next one differ, so that cases stand alone.
+have an instance each that answers by what it is asked, and one clock, which stands still during a case: times are not
+compared. No difference is allowed. What can be none is taken out before: request ids that the routers make up, and
+Date, which is the wall clock's. Three things have several right outcomes on either lane, and each of them is allowed:
+requests that come together (`_apart`), a connection that ends with an earlier answer while pieces are still arriving
+(`_has_ended_early`), and how much of a refused body had come by then. Between two cases nothing is kept that could make
+the next one differ, so that cases stand alone.
 
 Clients are connected by socket pairs. What one has sent is there at the next turn of the loop, and how much of it was
 read can be asked, so that both lanes see the same pieces, and it can be told when neither will do more. A client's

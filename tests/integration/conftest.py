@@ -12,14 +12,14 @@ import uvloop
 
 _ON_BOTH_LOOPS = {
     *("kv_events", "leaving", "load", "retries", "security_tls", "stopping", "timeouts", "uploads", "upstream"),
-    *("fast_lane", "websocket"),
+    *("fast_lane", "front_faults", "listening", "steps", "websocket"),
 }
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {}
-    if item.path.stem.startswith(("test_proxy", "test_kv_events", "test_fast_lane")):
+    if item.path.stem.startswith(("test_proxy", "test_kv_events", "test_fast_lane", "test_front", "test_listening")):
         factories["uvloop"] = uvloop.new_event_loop
     if not factories or item.path.stem.removeprefix("test_").removeprefix("proxy_") in _ON_BOTH_LOOPS:
         factories["asyncio"] = asyncio.new_event_loop

@@ -105,7 +105,8 @@ class Admin:
 
 async def running(admin: Admin) -> AsyncIterator[Admin]:
     front = FrontServer(admin.handler.handle, ClientLimits())
-    server, admin.port = await listen(front, "127.0.0.1", 0)
+    server = await listen(front, "127.0.0.1", 0)
+    admin.port = server.port
     async with aiohttp.ClientSession() as session:
         admin.session = session
         yield admin

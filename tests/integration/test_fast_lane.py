@@ -352,13 +352,30 @@ async def test_a_client_that_leaves_while_it_is_not_being_read(
 # Time
 
 
+@pytest.mark.parametrize("behind", [b"", b"\r\n", b"\r\n\r\n"])
 @pytest.mark.parametrize("before", [[PLAIN], [MODELS], [PLAIN, MODELS], [MODELS, PLAIN], [PLAIN, PLAIN]])
-async def test_an_idle_connection_is_closed_whoever_answered_last(serve: Serve, before: list[bytes]) -> None:
+async def test_an_idle_connection_is_closed_whoever_answered_last(
+    serve: Serve, before: list[bytes], behind: bytes
+) -> None:
     limits = {"client_idle_timeout_s": 0.2, "client_head_timeout_s": LONG_S}
     async with FakeUpstream() as upstream, serve(upstream, limits=limits) as app, RawClient(app.url) as client:
         for data in before:
             assert (await said(client, data, data.split(b" ")[0].decode())).status == 200
+        # Empty lines are no request, and no beginning of one.
+        await client.send(behind)
         assert await client.wait_closed() == b""
+
+
+async def test_the_first_head_has_its_time_since_the_client_came(serve: Serve) -> None:
+    limits = {"client_head_timeout_s": 1.0}
+    async with FakeUpstream() as upstream, serve(upstream, limits=limits) as app, RawClient(app.url) as client:
+        await asyncio.sleep(0.7)
+        # By then it would have begun anew.
+        later = asyncio.create_task(asyncio.sleep(0.9))
+        answer = await said(client, b"P")
+        assert answer.status == 408
+        assert not later.done()
+        later.cancel()
 
 
 @pytest.mark.parametrize("begun", [b"", b"P", PLAIN[:60]])

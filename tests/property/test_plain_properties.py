@@ -150,7 +150,7 @@ def test_what_goes_on_is_what_the_full_lane_sends_on(data: bytes, made_up: str) 
     assert plain is not None
     head, request_id, _, _ = plain
     name = request_id or made_up
-    assert head.fields_for(name) == rendered(identified(forwarded(head.headers), name))
+    assert head.fields_for(name)[0] == rendered(identified(forwarded(head.headers), name))
 
 
 # What may stand where a length or an id did.
@@ -204,7 +204,6 @@ def test_what_is_recognised_is_what_would_be_read(pair: tuple[bytes, bytes]) -> 
         return [one for one in headers if one[0].lower() not in (b"content-length", b"x-request-id")]
 
     assert same(head.headers) == same(other.headers)
-    assert head.has_credentials == other.has_credentials
     name = again[1] or "made-up"
     assert head.fields_for(name) == other.fields_for(name)
 

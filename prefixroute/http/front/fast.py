@@ -84,6 +84,7 @@ class FastConnection(asyncio.Protocol):
         """What the task is to answer next."""
         self._asked: asyncio.Future[None] | None = None
         """What the task waits for, when there is nothing to answer."""
+        self._made_s = 0.0
         self._patience = Patience(loop, self._overdue)
         """With a client that asks nothing."""
 
@@ -92,13 +93,14 @@ class FastConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # of a stream, it is one
         self._connections.add(self)
-        if is_unproven(transport):
+        if is_unproven(transport) or self.is_ending:
             transport.close()
             return
         raw = transport.get_extra_info("socket")
         if raw is not None:
             with suppress(OSError):
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._made_s = self._loop.time()
         self._patience.wait(self._limits.head_timeout_s, "")
 
     def data_received(self, data: bytes) -> None:
@@ -163,7 +165,8 @@ class FastConnection(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         """Bytes that a request begins with."""
-        if not self._take_plain(data):
+        # Empty lines in front of one are nothing (RFC 9112, 2.2), and set no clock.
+        if data.strip(b"\r\n") and not self._take_plain(data):
             self._hand_over(data)
 
     def _take_plain(self, data: bytes) -> bool:
@@ -215,11 +218,22 @@ class FastConnection(asyncio.Protocol):
 
     async def _serve(self) -> None:
         # One task for all requests of a connection: making one costs as much as reading a head.
-        while self._state is not _CLOSED:
-            if self._arrival is None:
-                self._asked = self._loop.create_future()
-                await self._asked
-            await self._answer()
+        try:
+            while self._state is not _CLOSED:
+                if self._arrival is None:
+                    self._asked = self._loop.create_future()
+                    await self._asked
+                await self._answer()
+        except BaseException as fault:
+            # Whatever it was, nobody is left to answer here.
+            self._state = _CLOSED
+            if self.transport is not None:
+                self.transport.abort()
+            if not isinstance(fault, Exception):
+                raise
+            if not isinstance(fault, ConnectionError):
+                # Its text may hold what the client sent.
+                _log.error("a connection was closed over a fault: %s", type(fault).__name__)
 
     async def _answer(self) -> None:
         # Nobody else holds it, so that an idle connection keeps nothing of its last request.
@@ -227,14 +241,7 @@ class FastConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None or arrival is None:
             return
-        try:
-            response = await self._handler(arrival)
-        except Exception as fault:  # noqa: BLE001  its text may hold what the client sent
-            if not isinstance(fault, ConnectionError):
-                _log.error("a connection was closed over a fault: %s", type(fault).__name__)
-            self._state = _CLOSED
-            transport.abort()
-            return
+        response = await self._handler(arrival)
         if self._body is not None:
             await self._drop(self._body)
         if self._body is not None or not response.keep_alive:
@@ -270,6 +277,9 @@ class FastConnection(asyncio.Protocol):
             full = self._full = self._make_full()
             full.on_over = self.connection_lost
             full.connection_made(transport)
+            if self._task is None:
+                # Nothing was asked before: the time for the first head runs since the client came.
+                full.await_head(self._made_s)
         if self.is_ending:
             full.end()
         full.data_received(data)

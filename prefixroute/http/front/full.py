@@ -266,6 +266,14 @@ class FullConnection(RequestHandler):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def await_head(self, since_s: float) -> None:
+        """The head that is to come has been waited for since then, by the loop's clock."""
+        self._head_began_s = since_s
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        left_s = since_s + self._head_timeout_s - self._loop.time()
+        self._head_timer = self._loop.call_later(max(0.0, left_s), self._check_head)
+
     def _expect_head(self) -> None:
         self._head_began_s = self._loop.time()
         if self._head_timer is None:

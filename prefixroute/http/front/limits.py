@@ -1,4 +1,4 @@
-"""What a client may take before it has asked anything, and who answers it."""
+"""What a client may take, in bytes and seconds, and who answers it."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

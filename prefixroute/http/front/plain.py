@@ -1,16 +1,17 @@
 """The plain case, stated once: what the fast lane takes itself. Everything else is in doubt, and goes to aiohttp.
 
-    POST KNOWN-TARGET HTTP/1.1 CRLF
-    1*( token ":" [ws] 1*text [ws] CRLF )    every name once; text: no control characters but tabs
+    POST KNOWN-PATH [ "?" *256( ALPHA / DIGIT / one of ._~=&,:/- ) ] HTTP/1.1 CRLF
+    1*256( token ":" [ws] *text [ws] CRLF )    every name once; text: no control characters but tabs
     CRLF
-    exactly Content-Length bytes
+    exactly Content-Length bytes, not more than the limit on bodies
 
-KNOWN-TARGET is a path of `routes` as it is written there, whose body is read for routing, with a simple query perhaps.
-Among the headers are one Host that names a host and one Content-Length without a sign or leading zeros, and none of
-`_IN_DOUBT`; Connection says `keep-alive` if it is there.
+The whole head is not longer than the limit on one header. KNOWN-PATH is a path of `routes` as it is written there,
+whose body is read for routing. Among the headers are one Host that names a host, one Content-Length of 1 to 9 digits
+without a sign or leading zeros, and none of `_IN_DOUBT`; Connection says `keep-alive` if it is there, and Content-Type
+no multipart.
 
 Who sends the same head again on a connection, but for its Content-Length and X-Request-Id, is recognised by comparing
-bytes.
+bytes, if it is of 8 KB at most: so much is kept of the last one.
 """
 
 import re
@@ -32,6 +33,7 @@ _FIELD = re.compile(rb"([^:\r\n]+):[ \t]*([^\r\n]*)\r\n")
 _VARYING = re.compile(rb"\r\n(content-length|x-request-id): ([^\r\n]{1,128})(?=\r\n)", re.IGNORECASE)
 _DIGITS = re.compile(rb"[1-9][0-9]{0,8}")
 _MAX_VALUE_BYTES = 130
+_MAX_KEPT_BYTES = 8_192
 # What frames, negotiates or belongs to the connection; bodies that are coded or come in parts.
 _IN_DOUBT = frozenset(
     {
@@ -121,9 +123,9 @@ def read_plain(data: bytes, max_header_bytes: int) -> tuple[Plain, PlainHead | N
         return None
     if index.get(b"connection", b"keep-alive").lower() != b"keep-alive":
         return None
-    if index.get(b"content-type", b"").lower().startswith(b"multipart/"):
+    if head.is_multipart:
         return None
     n_body = int(length)
     # An id that is replaced stands elsewhere in what is sent on than one that is kept.
-    is_alike = head.request_id is not None or b"x-request-id" not in index
+    is_alike = found.end() <= _MAX_KEPT_BYTES and (head.request_id is not None or b"x-request-id" not in index)
     return (head, head.request_id, found.end(), n_body), PlainHead(head, found[0], n_body) if is_alike else None

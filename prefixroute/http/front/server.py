@@ -52,6 +52,7 @@ class FrontServer(web.Server):
         self._names_clients = names_clients
         self._max_fast_bytes = max_fast_bytes
         self._fast: set[FastConnection] = set()
+        self._is_ending = False
 
     def __call__(self) -> asyncio.Protocol:  # type: ignore[override]  # a handler of its own, or one that may make one
         loop = asyncio.get_running_loop()
@@ -59,7 +60,7 @@ class FrontServer(web.Server):
             self._looker = loop.call_later(_LOOK_EVERY_S, self._look_for_gone)
         if not self._max_fast_bytes():
             return self._full()
-        return FastConnection(
+        connection = FastConnection(
             self._handler,
             self._limits,
             loop,
@@ -67,10 +68,12 @@ class FrontServer(web.Server):
             max_bytes=self._max_fast_bytes,
             connections=self._fast,
         )
+        connection.is_ending = self._is_ending  # who is let in a moment too late
+        return connection
 
     def transports(self) -> list[asyncio.Transport]:
         """Of all connections."""
-        return [one.transport for one in self._all() if one.transport is not None]
+        return list({one.transport: None for one in self._all() if one.transport is not None})
 
     async def shutdown(self, timeout: float | None = None) -> None:
         """Closes all connections; answers under way may take `timeout` seconds more."""
@@ -79,7 +82,8 @@ class FrontServer(web.Server):
             self._looker.cancel()
 
     def pre_shutdown(self) -> None:
-        """No new requests on the connections there are."""
+        """No new requests on the connections there are, and none on others."""
+        self._is_ending = True
         for connection in self._all():
             connection.end()
 

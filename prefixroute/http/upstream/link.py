@@ -35,6 +35,9 @@ if sys.platform == "linux":
         ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
         ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
     )
+# A long body is given to the loop in slices of this size, each in a step of its own: a socket may take all of it as
+# fast as it is copied, and asyncio's own transports copy what it does not take.
+_SLICE_BYTES = 1_048_576
 _SWITCHING = 101
 _REFUSED = 400
 
@@ -74,6 +77,7 @@ class Link(asyncio.Protocol):
         "_is_reading_paused",
         "_is_sent",
         "_is_uploading",
+        "_is_writing_on",
         "_keeper",
         "_method",
         "_n_interim",
@@ -85,6 +89,8 @@ class Link(asyncio.Protocol):
         "_spare",
         "_state",
         "_switches",
+        "_unfed",
+        "_unwritten",
         "_upload",
         "_waiter",
         "_was_kept",
@@ -136,6 +142,12 @@ class Link(asyncio.Protocol):
         self._poll: select.poll | None = None
         self._writable: asyncio.Future[None] | None = None
         self.is_write_paused = False
+        self._unwritten: memoryview | None = None
+        """What of a body is still to be given to the loop."""
+        self._is_writing_on = False
+        """Whether the next slice of it is about to be."""
+        self._unfed = b""
+        """What came of an answer and waits for its turn to be read."""
 
     # ------------------------------------------------------------------ asking
 
@@ -179,13 +191,42 @@ class Link(asyncio.Protocol):
             transport.write(data)
 
     def write_large(self, head: bytes, body: bytes) -> None:
-        """As `write`, for more than may fit in the socket's buffer. Nothing is copied that fits."""
+        """As `write`, for more than may fit in the socket's buffer. Nothing is copied that fits, and what is behind a
+        slice is written as the instance takes it."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
             self._is_sent = True
-            transport.writelines((head, body))
-            if transport.get_write_buffer_size():
+            if len(body) <= _SLICE_BYTES:
+                transport.writelines((head, body))
+            else:
+                view = memoryview(body)
+                self._unwritten = view[_SLICE_BYTES:]
+                transport.writelines((head, view[:_SLICE_BYTES]))
+                self._write_soon()
+            if self._has_unsent(transport):
                 self.keep_spare()
+
+    def _write_soon(self) -> None:
+        """The next slice, unless the instance is slow: then when it has taken what it was given."""
+        if self._unwritten is not None and not self.is_write_paused and not self._is_writing_on:
+            self._is_writing_on = True
+            self.loop.call_soon(self._write_on)
+
+    def _write_on(self) -> None:
+        self._is_writing_on = False
+        transport, view = self.transport, self._unwritten
+        if view is None or self.is_write_paused:
+            return
+        if transport is None or transport.is_closing():
+            self._unwritten = None
+            return
+        self._unwritten = view[_SLICE_BYTES:] if len(view) > _SLICE_BYTES else None
+        transport.write(view[:_SLICE_BYTES])
+        self._write_soon()
+
+    def _has_unsent(self, transport: asyncio.Transport) -> bool:
+        """Whether the instance has not taken all of what is there to be sent."""
+        return self._unwritten is not None or transport.get_write_buffer_size() > 0
 
     async def writable(self) -> None:
         """Until the instance has taken enough of what was written, or is gone."""
@@ -224,18 +265,20 @@ class Link(asyncio.Protocol):
     def abort(self) -> None:
         """Closes it at once. Nothing more of what the instance says is of interest."""
         self._drop_spare()
+        self._unwritten = None
         if self.transport is not None:
             self.transport.abort()
 
     def pause_reading(self) -> None:
         if not self._is_reading_paused and self.transport is not None and not self.transport.is_closing():
             self._is_reading_paused = True
-            self.transport.pause_reading()
+            if not self._unfed:
+                self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         if self._is_reading_paused and self.transport is not None:
             self._is_reading_paused = False
-            if not self.transport.is_closing():
+            if not self._unfed and not self.transport.is_closing():
                 self.transport.resume_reading()
 
     def keep_spare(self) -> None:
@@ -287,7 +330,7 @@ class Link(asyncio.Protocol):
         But not before it has taken what is written, and it may never.
         """
         transport = self.transport
-        if transport is not None and transport.get_write_buffer_size():
+        if transport is not None and self._has_unsent(transport):
             self._end_of_answers(None)
             transport.abort()
 
@@ -298,6 +341,8 @@ class Link(asyncio.Protocol):
         self._gone()
 
     def _end_of_answers(self, exc: BaseException | None) -> None:
+        while self._unfed:
+            self._feed_on()
         if self._state is _BODY and self._body is not None and exc is None and self._body.end_of_connection():
             self._complete(b"", None)
         else:
@@ -310,6 +355,7 @@ class Link(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.is_write_paused = False
         self._wake_writer()
+        self._write_soon()
 
     # ------------------------------------------------------------------ reading
 
@@ -362,17 +408,39 @@ class Link(asyncio.Protocol):
         body, answer = self._body, self._answer
         if body is None or answer is None:
             return
+        if self._unfed:
+            self._unfed += data
+            return
         piece = body.feed(data)
+        if body.unfed:
+            self._feed_later(body.unfed)
         if body.is_done:
             self._complete(piece, body.chunks)
         elif piece:
             self.patience.heard_s = self.loop.time()
             answer.put(piece, body.chunks)
 
+    def _feed_later(self, data: bytes) -> None:
+        """Very many chunks in few bytes: others have a turn before the rest of them is read."""
+        if self.transport is not None and not self._is_reading_paused and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._unfed = data
+        self.loop.call_soon(self._feed_on)
+
+    def _feed_on(self) -> None:
+        data, self._unfed = self._unfed, b""
+        if not data or self._state is not _BODY:
+            return
+        transport = self.transport
+        if transport is not None and not self._is_reading_paused and not transport.is_closing():
+            transport.resume_reading()
+        self.data_received(data)
+
     def _complete(self, piece: bytes, chunks: bytes | None) -> None:
         body, answer = self._body, self._answer
         self._body = self._answer = None
         self._state = _IDLE
+        self._on_interim = None  # it holds the client's request, and the body in it
         self.patience.rest()
         if self._spare is not None:
             self._drop_spare()
@@ -385,7 +453,7 @@ class Link(asyncio.Protocol):
         if transport is None:
             return
         # An instance that answered before it had all of the request may never read the rest.
-        is_all_sent = not self._is_uploading and not transport.get_write_buffer_size()
+        is_all_sent = not self._is_uploading and not self._has_unsent(transport)
         if self.keeping.is_kept and is_all_sent and not body.rest and not transport.is_closing():
             if self._is_reading_paused:
                 self.resume_reading()
@@ -417,6 +485,8 @@ class Link(asyncio.Protocol):
 
     def _gone(self) -> None:
         self._state = _GONE
+        self._unwritten = None
+        self._unfed = b""
         self.patience.close()
         self._drop_spare()
         self._stop_upload()

@@ -3,10 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Self
 
-from prefixroute.http.headers import RawHeaders, rendered
-
-# Who brings one of these is not lent the instance's own key.
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+from prefixroute.http.headers import CREDENTIALS, RawHeaders, rendered
 
 
 class UpstreamRequest(NamedTuple):
@@ -40,7 +37,7 @@ class UpstreamRequest(NamedTuple):
             method.encode("ascii"),
             target.encode("utf-8", "surrogateescape"),
             rendered(headers),
-            any(name.lower() in _CREDENTIALS for name, _ in headers),
+            any(name.lower() in CREDENTIALS for name, _ in headers),
             body,
             body_bytes,
             switches,

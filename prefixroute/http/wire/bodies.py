@@ -15,6 +15,8 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?"
 _MAX_LENGTH_DIGITS = 19
 # Extensions of chunks mean nothing to us, and a line of them is work without payload.
 _MAX_LINE_BYTES = 4096
+# In one step: every chunk costs 1 µs, and what is read at once may hold 40,000 of a byte each.
+_MAX_CHUNKS = 2_048
 _MAX_TRAILER_BYTES = 65_536
 # A trailer cannot frame, route or authorise: who merges it into the head would be told lies (RFC 9110, 6.5.1).
 _NO_TRAILERS = frozenset(
@@ -45,6 +47,8 @@ class BodyReader(Protocol):
     """Follows one body."""
 
     is_done: bool
+    unfed: bytes
+    """What of the last bytes fed is to be fed again before what comes next: there was too much to do."""
     rest: bytes
     """What came behind the end."""
     trailers: list[tuple[bytes, bytes]]
@@ -71,6 +75,7 @@ class CountedBody:
 
     __slots__ = ("_left_bytes", "is_done", "rest", "trailers")
     chunks = None
+    unfed = b""
 
     def __init__(self, n_bytes: int) -> None:
         self._left_bytes = n_bytes
@@ -96,6 +101,7 @@ class EndlessBody:
 
     __slots__ = ("is_done", "rest", "trailers")
     chunks = None
+    unfed = b""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -112,7 +118,7 @@ class EndlessBody:
 class ChunkedBody:
     """Chunks, and maybe trailers."""
 
-    __slots__ = ("_is_between", "_left_bytes", "_line", "_trailer", "chunks", "is_done", "rest", "trailers")
+    __slots__ = ("_is_between", "_left_bytes", "_line", "_trailer", "chunks", "is_done", "rest", "trailers", "unfed")
 
     def __init__(self) -> None:
         self._is_between = True
@@ -125,6 +131,7 @@ class ChunkedBody:
         """What came behind the last chunk; None: it has not come."""
         self.chunks: bytes | None = None
         self.is_done = False
+        self.unfed = b""
         self.rest = b""
         self.trailers: list[tuple[bytes, bytes]] = []
 
@@ -140,6 +147,7 @@ class ChunkedBody:
 
     def _follow(self, data: bytes) -> bytes:
         self.chunks = None
+        self.unfed = b""
         if self._trailer is not None:
             self._read_trailer(data)
             return b""
@@ -147,6 +155,7 @@ class ChunkedBody:
         is_plain = self._is_between
         fed = data
         at, end = 0, len(data)
+        n_chunks_left = _MAX_CHUNKS
         if self._line:
             data, self._line = self._line + data, b""
             end = len(data)
@@ -167,6 +176,11 @@ class ChunkedBody:
                     left_bytes -= n_behind
                 self._left_bytes = left_bytes
                 continue
+            if not n_chunks_left:
+                self.unfed = data[at:]
+                is_plain = False
+                break
+            n_chunks_left -= 1
             line_end = data.find(b"\r\n", at)
             if (line_end if line_end >= 0 else end) - at > _MAX_LINE_BYTES:
                 raise MalformedError("the line of a chunk's size is too long")

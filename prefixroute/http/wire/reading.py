@@ -19,11 +19,6 @@ class HeadReader:
         self._max_header_bytes = max_header_bytes
         self._begun = b""
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a part of a head is here."""
-        return bool(self._begun)
-
     def feed(self, data: bytes) -> tuple[AnswerHead, bytes] | None:
         """The head that ends in `data`, and what is behind it; None: there is more of it to come.
 
