@@ -244,6 +244,9 @@ class FastConnection(asyncio.Protocol):
         response = await self._handler(arrival)
         if self._body is not None:
             await self._drop(self._body)
+        if self._ahead:
+            # Many that are answered at once, refusals say, must not keep everybody else from having a turn.
+            await asyncio.sleep(0)
         if self._body is not None or not response.keep_alive:
             self._state = _CLOSED
             transport.close()
