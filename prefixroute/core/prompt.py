@@ -25,8 +25,8 @@ from prefixroute.core.content import IntricateError, n_key_tokens
 # Parsing and rendering this much takes a few milliseconds, which every other stream has to wait.
 MAX_PARSED_BYTES = 1024 * 1024
 # Time grows with objects and lists rather than with bytes: a mebibyte of `{},` would take 20 ms to parse and 0.7 s to
-# render. So many of each take 4 ms; a conversation of a thousand turns with a hundred tools has a few thousand.
-MAX_PARSED_ITEMS = 8_192
+# render. So many of each take 3 ms; a conversation of a thousand turns with a hundred tools has a few thousand.
+MAX_PARSED_ITEMS = 6_144
 # And with numbers, texts and fields: the token ids of a context of 128K take 4 ms, and so do half as many fields. Of a
 # longer list of ids the key is its text: it matches what begins alike, but counts half as many tokens again.
 MAX_PARSED_VALUES = 131_072
