@@ -45,6 +45,7 @@ from prefixroute.http import admin, admin_views, ask, models, response, transcri
 from prefixroute.http.front.fast import FastConnection
 from prefixroute.http.front.full import FullConnection
 from prefixroute.http.upstream.link import Link
+from prefixroute.http.upstream.sending import Sending
 from prefixroute.logs import configure_logs
 from prefixroute.testing.upstream import Call, FakeUpstream
 
@@ -139,7 +140,8 @@ PARTS: Sequence[tuple[Any, Sequence[str]]] = (
     (index.PrefixIndex, ("record", "match", "forget")),
     (ladder.Ladder, ("dispatched",)),
     (Router, ("read", "lease", "enter", "explain")),
-    (Link, ("write", "write_large", "_feed", "abort")),
+    (Link, ("_feed", "abort")),
+    (Sending, ("write", "write_large")),
     (usage.UsageWatch, ("see", "usage")),
     (transcript.Transcript, ("see", "material")),
     (transcript, ("events_of",)),

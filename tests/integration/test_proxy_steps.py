@@ -111,7 +111,7 @@ async def test_a_long_body_is_given_to_the_loop_slice_by_slice() -> None:
     with theirs:
         _, link = await loop.create_connection(lambda: Link("gpu-0", NoKeeper(), loop, 65_536), sock=ours)
         link.ask(UpstreamRequest.of("POST", "/x", [], body), False, None, None)
-        link.write_large(b"HEAD", body)
+        link.sending.write_large(b"HEAD", body)
         assert link.transport is not None
         theirs.setblocking(False)
         got = bytearray()

@@ -464,7 +464,7 @@ async def test_who_accepts_and_closes_at_once_was_sent_nothing() -> None:
         assert link.transport is not None
         link.transport.close()
         waiter = link.ask(GET, False, None, None)
-        link.write(b"GET / HTTP/1.1\r\n\r\n")
+        link.sending.write(b"GET / HTTP/1.1\r\n\r\n")
         with pytest.raises(UpstreamUnreachableError, match="closed at once"):
             await waiter
         await pool.close()

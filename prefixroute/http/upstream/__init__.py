@@ -1,7 +1,7 @@
 """The upstream side: attempts on instances, over connections that are kept.
 
-`client` sends one attempt, a `request`; `pool` keeps an instance's connections; `link` is one of them, with `patience`
-for its instance; `place` says where the instance is; `answer` is what comes back.
+`client` sends one attempt, a `request`; `pool` keeps an instance's connections; `link` is one of them,
+`sending` what goes out on it; `place` says where the instance is; `answer` is what comes back.
 """
 
 from prefixroute.http.upstream.answer import Answer, GarbledAnswerError, Interim

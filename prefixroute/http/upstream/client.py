@@ -56,15 +56,15 @@ class Upstream:
         waiter = link.ask(request, kept is not None, on_interim, self._idle_timeout_s)
         try:
             if callable(body):
-                link.write(self._head(pool, request))
-                link.keep_spare()
+                link.sending.write(self._head(pool, request))
+                link.sending.keep_spare()
                 upload = self._upload(link, body, chunked=request.body_bytes is None)
                 link.uploads_by(asyncio.create_task(upload))
             else:
                 if body is None or len(body) <= _JOIN_BYTES:
-                    link.write(self._head(pool, request, body or b""))
+                    link.sending.write(self._head(pool, request, body or b""))
                 else:
-                    link.write_large(self._head(pool, request), body)
+                    link.sending.write_large(self._head(pool, request), body)
                 if self._first_byte_timeout_s is not None:
                     self._await_answer(link)
             return await waiter
@@ -154,13 +154,13 @@ class Upstream:
         """While the client is waited for, the instance's limits do not run."""
         try:
             async for piece in body():
-                link.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
-                if link.is_write_paused:
+                link.sending.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
+                if link.sending.is_paused:
                     link.await_head(self._idle_timeout_s, "took nothing of the body for idle_timeout_s ({:g} s)")
-                    await link.writable()
+                    await link.sending.writable()
                     link.await_head(None)
             if chunked:
-                link.write(b"0\r\n\r\n")
+                link.sending.write(b"0\r\n\r\n")
         except Exception as fault:  # noqa: BLE001  it is raised again where the answer is waited for
             # Mostly the client's doing. An answer that is already under way will never be whole, either.
             link.give_up(fault)

@@ -5,11 +5,9 @@ it is a tunnel and no longer this module's.
 """
 
 import asyncio
-import os
 import select
 import socket
 import sys
-from contextlib import suppress
 from enum import Enum
 from typing import Protocol
 
@@ -17,6 +15,7 @@ from prefixroute.errors import UpstreamBrokenError, UpstreamError, UpstreamTimeo
 from prefixroute.http.patience import Patience
 from prefixroute.http.upstream.answer import Answer, GarbledAnswerError, Interim
 from prefixroute.http.upstream.request import UpstreamRequest
+from prefixroute.http.upstream.sending import Sending
 from prefixroute.http.wire.bodies import BodyReader, answer_body
 from prefixroute.http.wire.heads import AnswerHead, MalformedError
 from prefixroute.http.wire.reading import NOT_KEPT, HeadReader, keeping
@@ -24,8 +23,6 @@ from prefixroute.http.wire.reading import NOT_KEPT, HeadReader, keeping
 # An instance that goes on with interim answers for longer than this makes work for nothing.
 _MAX_INTERIM = 64
 _MAX_INTERIM_BYTES = 262_144
-_READ_REST_BYTES = 65_536
-_MAX_REST_BYTES = 1_048_576
 # A machine that vanishes says nothing, and a prefill may be silent for minutes. Its kernel answers for it meanwhile.
 _KEEP_ALIVE: tuple[tuple[tuple[int, int], int], ...] = ()
 if sys.platform == "linux":
@@ -35,9 +32,6 @@ if sys.platform == "linux":
         ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 10),
         ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
     )
-# A long body is given to the loop in slices of this size, each in a step of its own: a socket may take all of it as
-# fast as it is copied, and asyncio's own transports copy what it does not take.
-_SLICE_BYTES = 1_048_576
 _SWITCHING = 101
 _REFUSED = 400
 
@@ -75,9 +69,7 @@ class Link(asyncio.Protocol):
         "_heard",
         "_idle_timeout_s",
         "_is_reading_paused",
-        "_is_sent",
         "_is_uploading",
-        "_is_writing_on",
         "_keeper",
         "_method",
         "_n_interim",
@@ -86,22 +78,19 @@ class Link(asyncio.Protocol):
         "_poll",
         "_reader",
         "_rest",
-        "_spare",
         "_state",
         "_switches",
         "_unfed",
-        "_unwritten",
         "_upload",
         "_waiter",
         "_was_kept",
-        "_writable",
         "idle_until_s",
-        "is_write_paused",
         "keeping",
         "loop",
         "n_requests",
         "name",
         "patience",
+        "sending",
         "transport",
     )
 
@@ -116,6 +105,8 @@ class Link(asyncio.Protocol):
         """What the server said of it last."""
         self.patience = Patience(loop, self._overdue)
         """With the instance, while its answer is waited for or goes on."""
+        self.sending = Sending(loop)
+        """What goes to the instance."""
         self.transport: asyncio.Transport | None = None
         self._keeper = keeper
         self._reader = HeadReader(max_header_bytes)
@@ -127,8 +118,6 @@ class Link(asyncio.Protocol):
         self._heard = False
         self._was_kept = False
         self._has_body = False
-        self._is_sent = False
-        """Whether any byte of a request was given to the loop."""
         self._on_interim: Interim | None = None
         self._idle_timeout_s: float | None = None
         self._waiter: asyncio.Future[Answer] | None = None
@@ -138,14 +127,7 @@ class Link(asyncio.Protocol):
         self._upload: asyncio.Task[None] | None = None
         self._switches = False
         self._is_reading_paused = False
-        self._spare: int | None = None
         self._poll: select.poll | None = None
-        self._writable: asyncio.Future[None] | None = None
-        self.is_write_paused = False
-        self._unwritten: memoryview | None = None
-        """What of a body is still to be given to the loop."""
-        self._is_writing_on = False
-        """Whether the next slice of it is about to be."""
         self._unfed = b""
         """What came of an answer and waits for its turn to be read."""
 
@@ -183,59 +165,6 @@ class Link(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self.patience.wait(limit_s, text)
 
-    def write(self, data: bytes) -> None:
-        """Nothing is written on a connection that is gone: who waits for the answer has been told."""
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            self._is_sent = True
-            transport.write(data)
-
-    def write_large(self, head: bytes, body: bytes) -> None:
-        """As `write`, for more than may fit in the socket's buffer. Nothing is copied that fits, and what is behind a
-        slice is written as the instance takes it."""
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            self._is_sent = True
-            if len(body) <= _SLICE_BYTES:
-                transport.writelines((head, body))
-            else:
-                view = memoryview(body)
-                self._unwritten = view[_SLICE_BYTES:]
-                transport.writelines((head, view[:_SLICE_BYTES]))
-                self._write_soon()
-            if self._has_unsent(transport):
-                self.keep_spare()
-
-    def _write_soon(self) -> None:
-        """The next slice, unless the instance is slow: then when it has taken what it was given."""
-        if self._unwritten is not None and not self.is_write_paused and not self._is_writing_on:
-            self._is_writing_on = True
-            self.loop.call_soon(self._write_on)
-
-    def _write_on(self) -> None:
-        self._is_writing_on = False
-        transport, view = self.transport, self._unwritten
-        if view is None or self.is_write_paused:
-            return
-        if transport is None or transport.is_closing():
-            self._unwritten = None
-            return
-        self._unwritten = view[_SLICE_BYTES:] if len(view) > _SLICE_BYTES else None
-        transport.write(view[:_SLICE_BYTES])
-        self._write_soon()
-
-    def _has_unsent(self, transport: asyncio.Transport) -> bool:
-        """Whether the instance has not taken all of what is there to be sent."""
-        return self._unwritten is not None or transport.get_write_buffer_size() > 0
-
-    async def writable(self) -> None:
-        """Until the instance has taken enough of what was written, or is gone."""
-        while self.is_write_paused and self._state is not _GONE:
-            if self._writable is None:
-                self._writable = self.loop.create_future()
-            # Shielded: a second waiter would be cancelled with the first.
-            await asyncio.shield(self._writable)
-
     def uploads_by(self, task: asyncio.Task[None]) -> None:
         """`task` writes the body. It is cancelled when there is nobody left to write to."""
         self._upload = task
@@ -264,8 +193,7 @@ class Link(asyncio.Protocol):
 
     def abort(self) -> None:
         """Closes it at once. Nothing more of what the instance says is of interest."""
-        self._drop_spare()
-        self._unwritten = None
+        self.sending.stop()
         if self.transport is not None:
             self.transport.abort()
 
@@ -281,17 +209,6 @@ class Link(asyncio.Protocol):
             if not self._unfed and not self.transport.is_closing():
                 self.transport.resume_reading()
 
-    def keep_spare(self) -> None:
-        """Keeps a second hold on the socket, so that what the instance said before it closed can still be read.
-
-        An instance that answers before it has all of a body, and closes, resets the connection. The loop that finds
-        out by writing drops the socket, and with it an answer that is already there.
-        """
-        transport = self.transport
-        if self._spare is None and transport is not None and transport.get_extra_info("sslcontext") is None:
-            with suppress(OSError):  # no descriptor is left: it goes without
-                self._spare = os.dup(transport.get_extra_info("socket").fileno())
-
     def detach(self) -> tuple[asyncio.Transport, bytes]:
         """After a 101: the transport, not being read, and what came behind the head. Both are the caller's now."""
         transport, rest = self.transport, self._rest
@@ -305,6 +222,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # of a stream, it is one
+        self.sending.begins(transport)  # type: ignore[arg-type]
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             for option, value in _KEEP_ALIVE:
@@ -330,12 +248,12 @@ class Link(asyncio.Protocol):
         But not before it has taken what is written, and it may never.
         """
         transport = self.transport
-        if transport is not None and self._has_unsent(transport):
+        if transport is not None and self.sending.has_unsent:
             self._end_of_answers(None)
             transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._read_rest()
+        self.sending.read_spare(self.data_received)
         self._end_of_answers(exc)
         self.transport = None
         self._gone()
@@ -350,12 +268,10 @@ class Link(asyncio.Protocol):
             self._tell(self._loss(exc))
 
     def pause_writing(self) -> None:
-        self.is_write_paused = True
+        self.sending.paused()
 
     def resume_writing(self) -> None:
-        self.is_write_paused = False
-        self._wake_writer()
-        self._write_soon()
+        self.sending.resumed()
 
     # ------------------------------------------------------------------ reading
 
@@ -442,8 +358,8 @@ class Link(asyncio.Protocol):
         self._state = _IDLE
         self._on_interim = None  # it holds the client's request, and the body in it
         self.patience.rest()
-        if self._spare is not None:
-            self._drop_spare()
+        if self.sending.has_spare:
+            self.sending.drop_spare()
         if body is None or answer is None:
             return
         if self._upload is not None:
@@ -453,7 +369,7 @@ class Link(asyncio.Protocol):
         if transport is None:
             return
         # An instance that answered before it had all of the request may never read the rest.
-        is_all_sent = not self._is_uploading and not self._has_unsent(transport)
+        is_all_sent = not self._is_uploading and not self.sending.has_unsent
         if self.keeping.is_kept and is_all_sent and not body.rest and not transport.is_closing():
             if self._is_reading_paused:
                 self.resume_reading()
@@ -470,7 +386,7 @@ class Link(asyncio.Protocol):
             return UpstreamBrokenError(f"{self.name}: answer broke off ({kind})")
         if self._heard:
             return GarbledAnswerError(f"{self.name}: the head of the answer broke off ({kind})")
-        if not self._is_sent and not self._was_kept:
+        if not self.sending.has_begun and not self._was_kept:
             return UpstreamUnreachableError(f"{self.name}: closed at once")
         return UpstreamBrokenError(f"{self.name}: connection lost before an answer ({kind})", reused=self._was_kept)
 
@@ -485,12 +401,10 @@ class Link(asyncio.Protocol):
 
     def _gone(self) -> None:
         self._state = _GONE
-        self._unwritten = None
         self._unfed = b""
         self.patience.close()
-        self._drop_spare()
+        self.sending.ended()
         self._stop_upload()
-        self._wake_writer()
         self._keeper.lost(self)
 
     def _stop_upload(self) -> None:
@@ -498,29 +412,3 @@ class Link(asyncio.Protocol):
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.cancel()
-
-    def _wake_writer(self) -> None:
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-        self._writable = None
-
-    def _read_rest(self) -> None:
-        n_left = _MAX_REST_BYTES
-        while self._spare is not None:
-            if n_left <= 0:
-                self._drop_spare()  # an early answer is short; whoever sends more of it is not read in one go
-                return
-            try:
-                data = os.read(self._spare, _READ_REST_BYTES)
-            except OSError:
-                data = b""
-            if data:
-                n_left -= len(data)
-                self.data_received(data)
-            else:
-                self._drop_spare()
-
-    def _drop_spare(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            os.close(spare)
