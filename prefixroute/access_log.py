@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from prefixroute.logs import JsonFormatter, TextFormatter, only_line_handler, quoted, text_pairs
-from prefixroute.record import RequestRecord
+from prefixroute.record import METHODS, RequestRecord
 
 MAX_KEPT = 1024
 """Texts that are kept, of 300 bytes each. Above it all go at once: each is made again in some microseconds."""
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
 _LEVEL = logging.INFO
 _CLIENT = ',"client":'
 
@@ -128,7 +127,7 @@ def _repeating_values(record: RequestRecord, model: str | None) -> tuple[object,
 def _repeating(record: RequestRecord, model: str | None) -> dict[str, Any]:
     """Fields from closed sets, or as good as closed."""
     return {
-        "method": record.method if record.method in _METHODS else "other",
+        "method": record.method if record.method in METHODS else "other",
         "route": record.route,
         "lane": record.lane,
         "key": record.key,

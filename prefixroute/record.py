@@ -11,6 +11,9 @@ from typing import NamedTuple
 from prefixroute.core.policy import Candidate, Decision, Reason
 from prefixroute.core.prompt import NoKeyCause
 
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Those that are told by name, in records and log; any other is `other`."""
+
 
 class Outcome(Enum):
     """How a request ended. Closed: values are metric labels."""

@@ -36,7 +36,7 @@ from prefixroute.http.relay import outcome_of
 from prefixroute.http.response import RawResponse
 from prefixroute.http.routes import Route
 from prefixroute.http.upstream import UpstreamRequest
-from prefixroute.record import Outcome, RequestRecord
+from prefixroute.record import METHODS, Outcome, RequestRecord
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Proxy:
         head = arrival.head
         route = head.route
         name = arrival.request_id or new_request_id()
-        method = head.method if head.method in _METHODS else "other"
+        method = head.method if head.method in METHODS else "other"
         record = RequestRecord(name, method, route.label, arrival.lane, clock())
         if self._names_clients():
             record.client = client_address(arrival.client.transport)
@@ -297,9 +297,6 @@ def _is_worth_reading(arrival: Arrival, error: PrefixRouteError) -> bool:
     if b"expect" in arrival.head.index or b"upgrade" in arrival.head.index:
         return False
     return arrival.length is not None and arrival.length <= _DROPPED_BYTES
-
-
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 def _outcome_of(error: PrefixRouteError) -> Outcome:

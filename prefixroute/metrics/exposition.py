@@ -53,11 +53,13 @@ class Metrics:
         self._clock = clock
         self._version = version
         self._counts = Counts(router.fleet)
-        self.record: Callable[[RequestRecord], None] = self._counts.record
-        """Counts one finished request."""
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         GCCollector(registry=self._process)
+
+    def record(self, record: RequestRecord) -> None:
+        """Counts one finished request."""
+        self._counts.record(record)
 
     def unread(self, cause: str) -> None:
         """Counts one request that was refused before it could be read; `cause` is one of `counts.UNREAD_CAUSES`."""

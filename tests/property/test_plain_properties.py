@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from prefixroute.http.body import FramingError, check_head
-from prefixroute.http.front.full import FullArrival
+from prefixroute.http.front.adapter import FullArrival
 from prefixroute.http.front.plain import Plain, read_plain
 from prefixroute.http.headers import forwarded, identified, rendered
 from prefixroute.http.routes import READ_PATHS

@@ -18,8 +18,8 @@ from enum import Enum
 
 from prefixroute.http.arrival import Arrival, Source
 from prefixroute.http.front.coming import ComingBody
-from prefixroute.http.front.full import LINGER_S, FullConnection
-from prefixroute.http.front.limits import ClientLimits, Handler
+from prefixroute.http.front.full import FullConnection
+from prefixroute.http.front.limits import LINGER_S, ClientLimits, Handler
 from prefixroute.http.front.pacing import Pacing
 from prefixroute.http.front.plain import PlainHead, read_plain
 from prefixroute.http.front.presence import has_gone, is_unproven

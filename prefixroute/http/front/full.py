@@ -10,15 +10,16 @@ import math
 from collections.abc import Callable
 from typing import Any, cast
 
-from aiohttp import HttpVersion, StreamReader, web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from prefixroute.http.arrival import Arrival, Client, RequestHead, Source
-from prefixroute.http.body import MAX_LENGTH_DIGITS, MalformedBodyError
+from prefixroute.http.arrival import Source
+from prefixroute.http.body import MalformedBodyError
 from prefixroute.http.dialects import error_body, error_headers
-from prefixroute.http.front.limits import ClientLimits, Handler
+from prefixroute.http.front.adapter import Refusal, Written
+from prefixroute.http.front.limits import ClientLimits
 from prefixroute.http.front.malformed import malformed_text
 from prefixroute.http.front.pacing import Pacing
 from prefixroute.http.front.parser_gaps import Next, ParserGaps
@@ -33,9 +34,6 @@ _log = logging.getLogger(__name__)
 # Of a head that is no good: enough for its request line, which tells in whose words to refuse it.
 _START_BYTES = 2048
 _END_OF_HEAD = b"\r\n\r\n"
-# How long a client that was refused may take to read why.
-LINGER_S = 2.0
-_LANE = "aiohttp"
 
 
 class _HeadTooLargeError(Exception):
@@ -44,80 +42,6 @@ class _HeadTooLargeError(Exception):
 
 class _HeadTooSlowError(Exception):
     """The head did not arrive in time."""
-
-
-class FullArrival(Arrival):
-    """A request as aiohttp parsed it, and what its server calls on one."""
-
-    __slots__ = ("_task",)  # set by aiohttp's server, which thinks that it has to take it away
-
-    def __init__(self, message: Any, content: StreamReader, client: Client) -> None:
-        version: HttpVersion = message.version
-        minor = version.minor if version.major == 1 and version.minor in (0, 1) else -1
-        head = RequestHead(message.method, message.path, minor, message.raw_headers)
-        declared = head.first(b"content-length")
-        is_number = declared is not None and declared.isdigit() and len(declared) <= MAX_LENGTH_DIGITS
-        super().__init__(
-            head,
-            head.request_id,
-            client,
-            _LANE,
-            keep_alive=not message.should_close,
-            content=None if content is EMPTY_PAYLOAD else content,
-            length=int(declared) if declared is not None and is_number else None,
-        )
-
-    def _cancel(self, fault: BaseException) -> None:
-        """The server stops: who reads the body is told so."""
-        if isinstance(self.content, StreamReader):
-            self.content.set_exception(fault)
-
-    def _finish(self) -> None:
-        """Its answer is over."""
-
-
-class _Written:
-    """To aiohttp's server, an answer that is written already."""
-
-    __slots__ = ("_response", "keep_alive")
-
-    def __init__(self, response: RawResponse) -> None:
-        self._response = response
-        self.keep_alive = response.keep_alive
-
-    async def prepare(self, _request: Any) -> None:
-        """Nothing is left to do."""
-
-    async def write_eof(self) -> None:
-        """It may have become the last one meanwhile."""
-        self.keep_alive = self._response.keep_alive
-
-
-class _Refusal(_Written):
-    """The last answer on a connection whose bytes are no longer understood."""
-
-    __slots__ = ("_client",)
-
-    def __init__(self, response: RawResponse, client: Client) -> None:
-        super().__init__(response)
-        self._client = client
-
-    async def write_eof(self) -> None:
-        # Closing over bytes that were not read resets the connection, and the reset overtakes the answer. So the
-        # client is told that this is all, and until it leaves (which cancels this), what it sends is thrown away.
-        transport = self._client.transport
-        if transport is not None and transport.can_write_eof():
-            transport.write_eof()
-            await asyncio.sleep(LINGER_S)
-
-
-def for_aiohttp(handler: Handler) -> Any:
-    """`handler` as aiohttp's server calls one."""
-
-    async def handle(arrival: Arrival) -> _Written:
-        return _Written(await handler(arrival))
-
-    return handle
 
 
 class FullConnection(RequestHandler):
@@ -415,7 +339,7 @@ class FullConnection(RequestHandler):
         if not isinstance(exc, HttpProcessingError | _HeadTooLargeError | _HeadTooSlowError):
             self.log_exception(exc_info=exc)
             response.abort()
-            return cast(web.StreamResponse, _Written(response))
+            return cast(web.StreamResponse, Written(response))
         if isinstance(exc, LineTooLong | _HeadTooLargeError) or "Too many headers" in str(exc):
             status, code, text = 431, "headers_too_large", "the request line or the headers are too long"
         elif isinstance(exc, _HeadTooSlowError):
@@ -429,4 +353,4 @@ class FullConnection(RequestHandler):
         self._on_unread(code)
         headers = [*error_headers(None), (b"x-request-id", name.encode("ascii"))]
         response.whole_now(status, headers, error_body(dialect_of(self._start), status, code, text))
-        return cast(web.StreamResponse, _Refusal(response, self))
+        return cast(web.StreamResponse, Refusal(response, self))

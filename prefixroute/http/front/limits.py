@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from prefixroute.http.arrival import Arrival
 from prefixroute.http.response import RawResponse
 
+LINGER_S = 2.0
+"""How long a client that was answered before it had sent everything may take to read that answer."""
+
 Handler = Callable[[Arrival], Awaitable[RawResponse]]
 """Answers one request. The answer is written, or broken off, when it returns."""
 

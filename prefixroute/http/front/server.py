@@ -7,9 +7,10 @@ from typing import Any
 import aiohttp.http_parser
 from aiohttp import StreamReader, web
 
+from prefixroute.http.front.adapter import FullArrival, for_aiohttp
 from prefixroute.http.front.fast import FastConnection
-from prefixroute.http.front.full import LINGER_S, FullArrival, FullConnection, for_aiohttp
-from prefixroute.http.front.limits import ClientLimits, Handler
+from prefixroute.http.front.full import FullConnection
+from prefixroute.http.front.limits import LINGER_S, ClientLimits, Handler
 from prefixroute.http.headers import MAX_HEADERS
 
 # How often it is looked whether clients are there that are not being read.
