@@ -140,7 +140,7 @@ def one_round(bench: Bench) -> list[float]:
     def facts(request: Request) -> tuple[Facts, list[Candidate]]:
         return router._survey.look(request, NOW_S, ())
 
-    def pick(known: tuple[Facts, list[Candidate]]) -> Decision:
+    def pick(known: tuple[Request, Facts, list[Candidate]]) -> Decision:
         return router._pick(*known)
 
     def take(decided: tuple[Request, Facts, Sequence[Candidate], Decision]) -> Lease:
@@ -160,7 +160,8 @@ def one_round(bench: Bench) -> list[float]:
     read_us, prompts = timed_us(read, bench.bodies)
     chain_us, requests = timed_us(router.read, prompts)
     facts_us, known = timed_us(facts, requests)
-    pick_us, decisions = timed_us(pick, known)
+    asked = [(r, *facts) for r, facts in zip(requests, known, strict=True)]
+    pick_us, decisions = timed_us(pick, asked)
     decided = [(r, *facts, decision) for r, facts, decision in zip(requests, known, decisions, strict=True)]
     take_us, leases = timed_us(take, decided)
     end_us, _ = timed_us(end, leases)

@@ -12,6 +12,7 @@ from prefixroute import __version__
 from prefixroute.access_log import AccessLog
 from prefixroute.background import background
 from prefixroute.config.live import Change
+from prefixroute.config.sagemaker import unheard_variants
 from prefixroute.config.settings import RecordingSettings, Settings
 from prefixroute.config.tls import ServerTls
 from prefixroute.core.prompt import Prompt
@@ -20,7 +21,6 @@ from prefixroute.errors import n_requests
 from prefixroute.handshakes import FailedHandshakes
 from prefixroute.http.admin import Admin
 from prefixroute.http.front import ClientLimits, FrontServer, address, has_fast_parser, listen
-from prefixroute.http.routes import plain_path, route_of
 from prefixroute.logs import set_level
 from prefixroute.memory import give_back
 from prefixroute.parts import Parts, Prepared, body_limits
@@ -261,6 +261,14 @@ class App:
     def _tell_oddities(self) -> None:
         if self.settings.routing.strategy == "kv_aware" and self.exact is None:
             _log.warning("strategy kv_aware knows nothing: no instance has kv_events (docs/kv-events.md); load decides")
+        told_of = {i.name for i in self.settings.fleet.instances if i.kv_events != "off"}
+        for endpoint, variant in unheard_variants(self.settings.sagemaker, told_of):
+            _log.warning(
+                "KV_AWARE knows nothing in variant %s of endpoint %s: none of its instances has kv_events "
+                "(docs/kv-events.md); load decides",
+                variant,
+                endpoint,
+            )
         self.security.tell_openness()
 
     async def _follow_configuration(self) -> None:
@@ -315,7 +323,7 @@ class App:
             self.router,
             self.metrics,
             strategy=self.settings.routing.strategy,
-            classify=lambda path: route_of(plain_path(path)).api,
+            aim=parts.aim,
             is_stopping=lambda: self.stopping,
             stored=parts.stored,
             decisions=parts.decisions,

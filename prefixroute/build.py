@@ -2,12 +2,14 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from random import Random
 from typing import TYPE_CHECKING, Any, TypedDict, assert_never
 
 from prefixroute.config.constants import constants, hold_constants
 from prefixroute.config.routing import RoutingSettings, Strategy
+from prefixroute.config.sagemaker import RoutingConfigSettings
 from prefixroute.config.settings import Settings
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.exact import ExactIndex
@@ -26,6 +28,7 @@ from prefixroute.core.shadow import Shadow, Shadows
 from prefixroute.core.survey import Sampling
 from prefixroute.errors import ConfigError
 from prefixroute.exact_tokens.setup import check_files, make_exact_tokens
+from prefixroute.sagemaker.endpoints import Endpoints, Rule
 
 if TYPE_CHECKING:
     from prefixroute.kv_events.service import KvEvents
@@ -52,6 +55,7 @@ class Deciding(TypedDict):
     health: HealthConstants
     guard: GuardConstants
     hold: HoldConstants | None
+    holds: bool
     sampling: Sampling | None
     shadows: Shadows | None
     default_capacity_tokens: int
@@ -90,8 +94,9 @@ def make_deciding(settings: Settings, policy: Policy, shadows: Shadows | None) -
         "load_constants": constants(LoadConstants, routing.expected_latency),
         "health": constants(HealthConstants, settings.fleet.health),
         "guard": constants(GuardConstants, routing.expected_latency),
+        "hold": hold_constants(routing.expected_latency),
         # Other strategies are others' rules, which know none of the following.
-        "hold": hold_constants(routing.expected_latency) if is_ours else None,
+        "holds": is_ours,
         "sampling": constants(Sampling, routing.expected_latency) if is_ours else None,
         "shadows": shadows,
         "default_capacity_tokens": routing.default_capacity_tokens,
@@ -136,6 +141,33 @@ def make_policy(routing: RoutingSettings, seed: int, strategy: Strategy | None =
             return _custom_policy(routing.custom.factory or "", routing.custom.options)
         case _:
             assert_never(strategy)
+
+
+def make_endpoints(settings: Settings, seed: int, earlier: Endpoints | None = None) -> Endpoints:
+    """SageMaker's endpoints. `earlier`: as they were before the configuration changed."""
+    return Endpoints(settings.sagemaker.endpoints, partial(_make_rule, settings.routing, seed), earlier)
+
+
+def _make_rule(routing: RoutingSettings, seed: int, config: RoutingConfigSettings) -> Rule:
+    aware = config.prefix_aware_routing_config
+    if aware is not None:
+        max_prefixes = routing.prefix_aware.max_prefixes
+        # An endpoint has one model.
+        return Rule(PrefixAware(aware.prefix_length, aware.concurrency_threshold, max_prefixes, seed, by_model=False))
+    match config.routing_strategy:
+        case "RANDOM":
+            return Rule(make_policy(routing, seed, "random"))
+        case "LEAST_OUTSTANDING_REQUESTS":
+            return Rule(make_policy(routing, seed, "least_outstanding_requests"))
+        case "KV_AWARE":
+            return Rule(make_policy(routing, seed, "kv_aware"))
+        case "EXPECTED_LATENCY":
+            sampling = constants(Sampling, routing.expected_latency)
+            return Rule(make_policy(routing, seed, "expected_latency"), holds=True, sampling=sampling)
+        case "PREFIX_AWARE":
+            raise ValueError("PREFIX_AWARE without its configuration")
+        case _:
+            assert_never(config.routing_strategy)
 
 
 def make_kv_events(settings: Settings, index: ExactIndex, instances: Sequence[Instance]) -> "KvEvents":

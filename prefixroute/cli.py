@@ -30,7 +30,10 @@ app = typer.Typer(
 )
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Configuration file (YAML or JSON).", show_default=False)
+    Path | None,
+    typer.Option(
+        "--config", "-c", envvar="PREFIXROUTE_CONFIG", help="Configuration file (YAML or JSON).", show_default=False
+    ),
 ]
 UrlArgument = Annotated[
     list[str] | None, typer.Argument(metavar="URL", help="Instances, such as http://gpu-a:8000.", show_default=False)

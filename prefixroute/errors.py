@@ -6,6 +6,7 @@ never a header, a query or a prompt of a request: they end up in logs and in ans
 """
 
 import errno
+from collections.abc import Mapping
 from typing import ClassVar
 
 OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -17,6 +18,10 @@ class PrefixRouteError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+    aws_type: ClassVar[str | None] = None
+    """What AWS calls it, where `status` does not say so."""
+    details: Mapping[str, object] = {}
+    """Further fields of its body, where the dialect has any."""
 
 
 class ConfigError(PrefixRouteError):
@@ -38,6 +43,17 @@ class BodyTooLargeError(RequestError):
 
     status = 413
     code = "body_too_large"
+
+
+class MethodError(RequestError):
+    """The path takes other methods. `allowed`: those that it does, as an Allow header lists them."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class UnauthorizedError(RequestError):

@@ -8,12 +8,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING
 
 from prefixroute.build import (
     Deciding,
     decides_alike,
     make_deciding,
+    make_endpoints,
     make_kv_events,
     make_policy,
     make_router,
@@ -24,16 +26,19 @@ from prefixroute.config import InstanceSettings
 from prefixroute.config.live import Change, change
 from prefixroute.config.settings import Settings
 from prefixroute.core.exact import ExactIndex
-from prefixroute.core.prompt import Prompt
+from prefixroute.core.group import Group
+from prefixroute.core.prompt import Api, Prompt
 from prefixroute.exact_tokens.service import ExactTokens, State
 from prefixroute.exact_tokens.setup import make_exact_tokens, make_verifier
 from prefixroute.exact_tokens.verify import Verifier
+from prefixroute.http.arrival import RequestHead
 from prefixroute.http.body import BodyLimits
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.exchange import Exchanges
 from prefixroute.http.holding import Holding
 from prefixroute.http.proxy import Proxy
 from prefixroute.http.retry import RetryBudget
+from prefixroute.http.routes import plain_path, route_of
 from prefixroute.http.stored import StoredResponses
 from prefixroute.http.tokenize import post
 from prefixroute.http.upstream import ConnectionLimits, Upstream
@@ -44,6 +49,9 @@ from prefixroute.metrics import Metrics, TokenFacts
 from prefixroute.names import Names
 from prefixroute.prober import Prober
 from prefixroute.record import RequestRecord
+from prefixroute.sagemaker.endpoints import Endpoints
+from prefixroute.sagemaker.service import SageMaker
+from prefixroute.sagemaker.sessions import Sessions
 from prefixroute.security import PreparedSecurity, Security
 
 if TYPE_CHECKING:
@@ -57,6 +65,7 @@ class Prepared:
     change: Change
     deciding: Deciding
     security: PreparedSecurity
+    endpoints: Endpoints
 
 
 class Parts:
@@ -131,6 +140,14 @@ class Parts:
                 partial(post, self.upstream),
             )
             self.metrics.exact_tokens = partial(_token_facts, self.tokens, self.verifier)
+        self.sagemaker = SageMaker(
+            make_endpoints(settings, self._seed),
+            Sessions(settings.sagemaker.max_sessions),
+            self.router.fleet,
+            self.security.gate,
+            lambda: self.security.signatures,
+            rng=Random(secrets.randbits(64)),
+        )
         self._budget = RetryBudget(settings.retry.budget_ratio)
         self.proxy = Proxy(
             self._exchanges(),
@@ -140,6 +157,7 @@ class Parts:
             on_record=on_record,
             on_served=on_served,
             gate=self.security.gate,
+            contract=self.sagemaker,
             names_clients=lambda: self.settings.log.client_address,
         )
 
@@ -154,7 +172,8 @@ class Parts:
         shadows = router.audit.shadows if old == routing else make_shadows(routing, self._seed)
         security = self.security.prepare(made.settings)
         made = replace(made, changed=(*made.changed, *self.security.differences(security)))
-        return Prepared(made, make_deciding(made.settings, policy, shadows), security)
+        endpoints = make_endpoints(made.settings, self._seed, self.sagemaker.endpoints)
+        return Prepared(made, make_deciding(made.settings, policy, shadows), security, endpoints)
 
     def commit(self, prepared: Prepared) -> None:
         """Makes the change. It applies to requests, probes and scrapes that begin from now on."""
@@ -180,6 +199,8 @@ class Parts:
         )
         self.waiting.configure(wait_s=limits.wait_for_instance_s, max_waiting=limits.max_waiting)
         self.stored.configure(limits.max_stored_responses)
+        self.sagemaker.endpoints = prepared.endpoints
+        self.sagemaker.sessions.configure(new.sagemaker.max_sessions)
         self.decisions.configure(limits.max_decisions)
         self.metrics.strategy = new.routing.strategy
         self.metrics.instances_changed()
@@ -217,6 +238,7 @@ class Parts:
             self.kv_events.remove(name)
         self.router.remove_instance(name)
         self.stored.forget(name)
+        self.sagemaker.sessions.forget(name)
         self.upstream.keep([i.name for i in self.router.fleet.instances])
         self.leaving.removed(name)
 
@@ -245,6 +267,15 @@ class Parts:
         self.kv_events.add(self.router.fleet.state(instance.name).instance, addresses_of(instance))
 
     # ------------------------------------------------------------------ what parts tell each other
+
+    def aim(self, path: str, head: RequestHead) -> tuple[Api, Group | None]:
+        """What a request at a path of the data port means: the grammar of its body, and whom it is for (None: any
+        instance). `head`: with its headers. Raises RequestError for what could not be asked."""
+        route = route_of(plain_path(path))
+        if not route.is_endpoint:
+            return route.api, None
+        call = self.sagemaker.call(RequestHead("POST", path, 1, head.headers))
+        return call.head.route.api, call.group
 
     def _cache_emptied(self, name: str, started_s: float | None) -> None:
         if self.kv_events is not None:

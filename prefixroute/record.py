@@ -126,4 +126,6 @@ class RequestRecord:
     attempts: list[AttemptOutcome] = field(default_factory=list)
     decisions: list[Decided] = field(default_factory=list)
     """Each attempt has one; a repeat on the same instance has none of its own."""
+    strategy: str | None = None
+    """By which it was routed, if not by the router's own."""
     is_over: bool = False

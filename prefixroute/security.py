@@ -6,16 +6,19 @@ Everything is read from variables and files at once, and again on a reload: whol
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prefixroute.config.access_keys import AccessKey, access_key_file_warnings, read_access_keys
 from prefixroute.config.api_keys import ApiKey, key_file_warnings, read_api_keys
 from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import Settings, is_loopback
 from prefixroute.config.tls import ServerTls, client_context, fingerprint, server_context
+from prefixroute.errors import ConfigError
 from prefixroute.http.auth import AdminToken, ApiKeys, Gate
 from prefixroute.http.cors import Cors
+from prefixroute.sagemaker.sigv4 import Verifier
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +29,7 @@ class PreparedSecurity:
 
     settings: Settings
     api_keys: tuple[ApiKey, ...] | None
+    access_keys: tuple[AccessKey, ...] | None = field(repr=False)
     admin_token: str | None = field(repr=False)
     contexts: tuple[tuple[ServerTls, ssl.SSLContext], ...]
     instance_keys: dict[str, str] = field(repr=False)
@@ -46,6 +50,8 @@ class Security:
     ) -> None:
         self.gate = Gate()
         """Of the data port."""
+        self.signatures: Verifier | None = None
+        """Of AWS's kind, on the paths of endpoints; None: they are not looked at."""
         self.admin_token = AdminToken()
         self.listen_tls: ServerTls | None = None
         self.admin_tls: ServerTls | None = None
@@ -96,9 +102,13 @@ class Security:
         prints |= {i.name: fingerprint(i.tls) for i in settings.fleet.instances if i.tls is not None}
         keys_file = None if listen.api_keys_file is None else Path(listen.api_keys_file)
         api_keys = None if keys_file is None else read_api_keys(keys_file)
+        access_file = settings.sagemaker.access_keys_file
+        access_keys = None if access_file is None else read_access_keys(Path(access_file))
+        _check_shared_names(api_keys or (), access_keys or ())
         return PreparedSecurity(
             settings,
             api_keys=api_keys,
+            access_keys=access_keys,
             admin_token=None if admin is None else admin_token(admin, self._environ),
             contexts=tuple(
                 (port, port.checked(server_context(table, where)))
@@ -110,7 +120,14 @@ class Security:
             },
             instance_tls=self._instance_tls(settings, prints),
             fingerprints=prints,
-            warnings=() if keys_file is None or api_keys is None else tuple(key_file_warnings(keys_file, api_keys)),
+            warnings=(
+                *(() if keys_file is None or api_keys is None else key_file_warnings(keys_file, api_keys)),
+                *(
+                    ()
+                    if access_file is None or access_keys is None
+                    else access_key_file_warnings(Path(access_file), access_keys)
+                ),
+            ),
         )
 
     def differences(self, prepared: PreparedSecurity) -> tuple[str, ...]:
@@ -118,6 +135,7 @@ class Security:
         now = self.now
         found = {
             "API keys": prepared.api_keys != now.api_keys,
+            "access keys": prepared.access_keys != now.access_keys,
             "admin token": prepared.admin_token != now.admin_token,
             "keys of instances": prepared.instance_keys != now.instance_keys,
             "certificates": prepared.fingerprints != now.fingerprints,
@@ -148,12 +166,15 @@ class Security:
         settings, gate = prepared.settings, self.gate
         for port, context in prepared.contexts:
             port.use(context)
-        if prepared.api_keys is None:
+        self.signatures = None if prepared.access_keys is None else Verifier(prepared.access_keys)
+        if prepared.api_keys is None and prepared.access_keys is None:
             gate.api_keys = None
         else:
+            # Where there are access keys alone, nobody gets in without one: on other paths, nobody at all.
             gate.api_keys = gate.api_keys or ApiKeys(self._clock)
             gate.api_keys.use(
-                prepared.api_keys,
+                prepared.api_keys or (),
+                prepared.access_keys or (),
                 max_in_flight=settings.limits.per_key_in_flight,
                 requests_per_minute=settings.limits.per_key_requests_per_minute,
             )
@@ -171,9 +192,22 @@ class Security:
     def _openness(self) -> Iterator[str]:
         listen = self.now.settings.listen
         asks_for_certificates = listen.tls is not None and listen.tls.client_ca_file is not None
-        if listen.api_keys_file is None and not asks_for_certificates and not is_loopback(listen.host):
+        has_keys = self.gate.api_keys is not None
+        if not has_keys and not asks_for_certificates and not is_loopback(listen.host):
             yield f"whoever reaches {listen.host} may use the instances (listen.api_keys_file asks for keys)"
         for instance in self.now.settings.fleet.instances:
             if instance.tls is not None and not instance.tls.verify:
                 yield f"{instance.name}: its certificate is not checked (tls.verify is false)"
         yield from self.now.warnings
+
+
+def _check_shared_names(api_keys: Sequence[ApiKey], access_keys: Sequence[AccessKey]) -> None:
+    """Keys of one name are one caller, in whichever file they are. Raises ConfigError."""
+    limits = {key.name: (key.max_in_flight, key.requests_per_minute) for key in api_keys}
+    for key in access_keys:
+        own = key.max_in_flight, key.requests_per_minute
+        if limits.get(key.name, own) != own:
+            raise ConfigError(
+                f"sagemaker.access_keys_file: {key.name} has other limits there than in listen.api_keys_file "
+                "(keys of one name share their limits)"
+            )

@@ -89,7 +89,8 @@ class Commands:
         stderr: int = PIPE,
     ) -> Command:
         """`before`: a command that ours is the arguments of. `stderr`: where to, if it is not to be read here."""
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFIXROUTE_")}
+        settings = ("PREFIXROUTE_", "SAGEMAKER_")
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(settings)}
         process = await asyncio.create_subprocess_exec(
             *before,
             # What is not closed says so at the end.

@@ -4,8 +4,7 @@ Each problem is one line, `where.it.is: what is wrong (what to do)`. A value is 
 no business being, and never whole if it is long.
 """
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
@@ -13,12 +12,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from prefixroute.config.settings import Settings
-from prefixroute.config.tables import SettingError, Table, table_in
+from prefixroute.config.tables import SettingError, Table, fields_by_key, table_in
+from prefixroute.config.words import cut, did_you_mean, nearest, shown
 
 Where = tuple[str | int, ...]
 
-_MAX_SHOWN = 60
-_MAX_WORDS = 20
+# A number of as many digits is quoted.
+_MAX_DIGITS = 60
 
 _KINDS = {
     "int_type": "must be a whole number",
@@ -42,32 +42,26 @@ def describe(error: ValidationError, sources: Mapping[Where, str | None]) -> lis
     """One line for each problem. `sources`: the environment variable that set a path, None if another source did."""
     lines: list[str] = []
     for detail in error.errors(include_url=False):
-        # That is a name to be made from a URL, and the URL has its own line.
-        if detail["type"] != "default_factory_not_called":
+        if not _follows_from_another(detail):
             where, what = _problem(detail)
             lines.append(f"{_path(where)}{_origin(where, sources)}: {what}")
     return lines
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`; where none is near, what is known if that is not too much."""
-    words = list(known)
-    if near := get_close_matches(word.lower(), words, n=1):
-        return f"; did you mean '{near[0]}'?"
-    return f" (known here: {', '.join(words)})" if 0 < len(words) <= _MAX_WORDS else ""
-
-
-def shown(text: str) -> str:
-    """`text` on one line, printable and cut to a bounded length."""
-    short = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
-    return short if short.isprintable() and short and " " not in short else repr(short)
+def _follows_from_another(detail: ErrorDetails) -> bool:
+    """Whether what is at fault has a line of its own."""
+    # A name is to be made from a URL, which is wrong; a list is empty once the wrong items are out.
+    return detail["type"] == "default_factory_not_called" or (detail["type"] == "too_short" and bool(detail["input"]))
 
 
 def _problem(detail: ErrorDetails) -> tuple[Where, str]:
     where, kind, value, context = detail["loc"], detail["type"], detail["input"], detail.get("ctx", {})
     table, field = _declared(where)
     if kind == "extra_forbidden":
-        return where, "unknown setting" + did_you_mean(str(where[-1]), table.model_fields if table else ())
+        key = str(where[-1])
+        if table is None:
+            return where, "unknown setting"
+        return where, table.foreign.get(key) or "unknown setting" + did_you_mean(key, fields_by_key(table))
     if kind == "missing":
         return where, "is required"
     if kind in _SHAPES:
@@ -81,8 +75,8 @@ def _problem(detail: ErrorDetails) -> tuple[Where, str]:
         hint = ""
         if value is None:
             hint = " (leave it out for the default)"
-        elif isinstance(value, str) and (near := get_close_matches(value.lower(), choices, n=1)):
-            hint = f"; did you mean '{near[0]}'?"
+        elif isinstance(value, str) and (near := nearest(value, choices)):
+            hint = f"; did you mean '{near}'?"
         # Text is where keys are put by mistake.
         given = _shape(value) if kind == "string_type" else _value(value)
         return where, f"{what}, not {given}{hint}"
@@ -92,7 +86,10 @@ def _problem(detail: ErrorDetails) -> tuple[Where, str]:
     if kind == "finite_number":
         return where, "must be a finite number"
     if kind == "too_short":
-        return where, "must not be an empty list (leave it out for the default)"
+        hint = "" if field is not None and field.is_required() else " (leave it out for the default)"
+        return where, f"must not be an empty list{hint}"
+    if kind == "too_long":
+        return where, f"must be a list of at most {context['max_length']}"
     return where, str(cause) if cause is not None else shown(detail["msg"])
 
 
@@ -104,7 +101,7 @@ def _declared(where: Where) -> tuple[type[Table] | None, FieldInfo | None]:
     for key in where:
         if isinstance(key, str):
             table = inner
-            field = None if table is None else table.model_fields.get(key)
+            field = None if table is None else fields_by_key(table).get(key)
             inner = None if field is None else table_in(field.annotation)
     return table, field
 
@@ -129,10 +126,10 @@ def _origin(where: Where, sources: Mapping[Where, str | None]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, str):
-        return repr(value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + "…")
+        return repr(cut(value))
     if isinstance(value, float):
         return repr(int(value) if value.is_integer() and abs(value) < 1e15 else value)
-    if type(value) is int and abs(value) < 10**_MAX_SHOWN:
+    if type(value) is int and abs(value) < 10**_MAX_DIGITS:
         return repr(value)
     return _shape(value)
 

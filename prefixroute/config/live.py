@@ -50,6 +50,9 @@ LIVE = frozenset(
         "limits.per_key_in_flight",
         "limits.per_key_requests_per_minute",
         "engine_control",
+        "sagemaker.endpoints",
+        "sagemaker.access_keys_file",
+        "sagemaker.max_sessions",
         "lane",
         "log.level",
         "log.access",
@@ -116,11 +119,11 @@ def files_named(settings: Settings) -> Iterator[Path]:
 
 def _merged(old: _T, new: _T, above: str, changed: list[str], needs_restart: list[str]) -> _T:
     update: dict[str, object] = {}
-    for name in type(old).model_fields:
+    for name, field in type(old).model_fields.items():
         before, after = getattr(old, name), getattr(new, name)
         if before == after:
             continue
-        path = f"{above}{name}"
+        path = f"{above}{field.alias or name}"
         if isinstance(before, Table) and isinstance(after, Table):
             update[name] = _merged(before, after, f"{path}.", changed, needs_restart)
         elif _is_live(path):

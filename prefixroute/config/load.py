@@ -2,6 +2,7 @@
 
 `PREFIXROUTE_ROUTING__STRATEGY=random` sets `routing.strategy`. A variable may also hold a whole table or list,
 written as YAML or JSON; the deeper variable wins. An empty one counts as unset; `null` means null.
+SAGEMAKER_BIND_TO_PORT, which SageMaker sets for its containers, wins over these: requests come there and nowhere else.
 Tables merge, everything else replaces. All problems are told at once, each with its place.
 """
 
@@ -15,23 +16,29 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
+from prefixroute.config.access_keys import read_access_keys
 from prefixroute.config.api_keys import read_api_keys
-from prefixroute.config.errors import Where, describe, shown
+from prefixroute.config.errors import Where, describe
 from prefixroute.config.file import TextError, parse_yaml, read_file
 from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import Settings
-from prefixroute.config.tables import Table, is_path, table_in
+from prefixroute.config.tables import Table, fields_by_key, is_path, table_in
 from prefixroute.config.tls import client_context, server_context
 from prefixroute.config.url import instance_url
+from prefixroute.config.words import shown
 from prefixroute.errors import ConfigError
 
 ENV_PREFIX = "PREFIXROUTE_"
+CONFIG_VARIABLE = "PREFIXROUTE_CONFIG"
+"""Names the file, for the command: no setting."""
+BIND_VARIABLE = "SAGEMAKER_BIND_TO_PORT"
 # A wrong file can be wrong on every line.
 MAX_PROBLEMS = 20
 
 # What Kubernetes puts into every pod beside a Service called prefixroute or prefixroute-something.
 _KUBERNETES = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 _KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://")
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 def load_settings(
@@ -110,6 +117,8 @@ def _file_problems(settings: Settings, environ: Mapping[str, str]) -> list[str]:
         attempt(partial(server_context, listen.tls, "listen.tls"))
     if listen.api_keys_file is not None:
         attempt(partial(read_api_keys, Path(listen.api_keys_file)), "listen.api_keys_file")
+    if (access_keys_file := settings.sagemaker.access_keys_file) is not None:
+        attempt(partial(read_access_keys, Path(access_keys_file)), "sagemaker.access_keys_file")
     if admin is not None:
         attempt(partial(admin_token, admin, environ), f"admin.token_{'env' if admin.token_file is None else 'file'}")
         if admin.tls is not None:
@@ -132,7 +141,7 @@ def _read_environ(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[Wher
     # Whole tables first: the deeper variable wins.
     for name in sorted(environ, key=lambda name: (name.count("__"), name)):
         text = environ[name].strip()
-        if not name.startswith(ENV_PREFIX) or not text or _is_kubernetes(name, text):
+        if not name.startswith(ENV_PREFIX) or name == CONFIG_VARIABLE or not text or _is_kubernetes(name, text):
             continue
         if name not in known:
             near = get_close_matches(
@@ -151,13 +160,29 @@ def _read_environ(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[Wher
         for key in reversed(where):
             value = {key: value}
         values = _merge(values, value)
+    if text := environ.get(BIND_VARIABLE, "").strip():
+        try:
+            bound = _bound_listen(text)
+        except ValueError as error:
+            problems.append(f"{BIND_VARIABLE}: {error}")
+        else:
+            sources.update(dict.fromkeys(_leaves(bound, ()), BIND_VARIABLE))
+            values = _merge(values, bound)
     return values, sources, problems
+
+
+def _bound_listen(text: str) -> dict[str, Any]:
+    """What a container's port means. Raises ValueError."""
+    # A free port of our choice is one that nobody asks.
+    if not _PORT.fullmatch(text) or not 0 < int(text) < 65_536:
+        raise ValueError(f"must be a port from 1 to 65535, not {shown(text)}")
+    return {"listen": {"host": "0.0.0.0", "port": int(text)}}
 
 
 def resolved(values: Mapping[str, Any], base: Path, table: type[Table] = Settings) -> dict[str, Any]:
     """`values` of `table`, unchecked, with the paths in them that are relative put behind `base`."""
     made = dict(values)
-    for key, field in table.model_fields.items():
+    for key, field in fields_by_key(table).items():
         value = made.get(key)
         inner = table_in(field.annotation)
         if is_path(field) and isinstance(value, str) and value:
@@ -172,7 +197,7 @@ def resolved(values: Mapping[str, Any], base: Path, table: type[Table] = Setting
 
 def _variables(table: type[Table], above: tuple[str, ...]) -> Iterator[tuple[str, tuple[tuple[str, ...], bool]]]:
     """Each variable that sets something, with the path of that, and whether that is text."""
-    for key, field in table.model_fields.items():
+    for key, field in fields_by_key(table).items():
         where = (*above, key)
         yield ENV_PREFIX + "__".join(where).upper(), (where, _takes_text(field.annotation))
         inner = table_in(field.annotation)

@@ -9,31 +9,31 @@ import ipaddress
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from prefixroute.config.routing import RoutingSettings
+from prefixroute.config.sagemaker import SageMakerSettings, check_instances
 from prefixroute.config.tables import (
     AnyPath,
     CapacityTokens,
+    FilePath,
     LogLevel,
-    PathMark,
     Port,
     Ratio,
     Seconds,
     SecondsFromZero,
     SettingError,
+    ShortName,
     Table,
 )
 from prefixroute.config.url import instance_address, instance_name, instance_url
 
 # Only capitals: a key pasted where its variable's name belongs is then refused rather than echoed as a name.
 _ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
-_NAME = re.compile(r"[A-Za-z0-9._:\[\]-]{1,64}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _PATH = re.compile(r"/[!-\"$-~]{0,1023}")
 _ENDPOINT = re.compile(r"tcp://[!-~]+:(?P<port>[0-9]{1,5})|ipc:///[!-~]+")
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-_MAX_FILE_PATH = 4096
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
@@ -57,16 +57,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _file_path(path: str) -> str:
-    # One line: a certificate or key pasted where its file's name belongs is refused rather than echoed.
-    if not path or len(path) > _MAX_FILE_PATH or not path.isprintable() or path.endswith("/"):
-        raise SettingError("must be the path of a file")
-    return path
-
-
-FilePath = Annotated[str, PathMark, AfterValidator(_file_path)]
 
 
 class _AddressTable(Table):
@@ -229,7 +219,7 @@ class InstanceSettings(Table):
     url: str = Field(
         description="Where it listens: http(s)://HOST[:PORT][/BASE], kept without trailing slash; or unix:/PATH."
     )
-    name: str = Field(
+    name: ShortName = Field(
         default_factory=lambda data: instance_name(data["url"]) if "url" in data else "",
         description="What logs, metrics and the admin plane call it; HOST:PORT, or unix:FILE, when left out.",
     )
@@ -272,8 +262,6 @@ class InstanceSettings(Table):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if _NAME.fullmatch(name) is None:
-            raise SettingError("must be 1 to 64 characters out of A-Z a-z 0-9 . _ : - [ ]")
         if name in ("none", "other"):
             raise SettingError("must not be none or other, which mean something else in metrics")
         return name
@@ -509,6 +497,7 @@ class Settings(Table):
     engine_control: Literal["deny", "allow"] = Field(
         "deny", description="Whether clients reach sleep, cache reset, LoRA loading and profiling."
     )
+    sagemaker: SageMakerSettings = Field(SageMakerSettings(), description="Endpoints that AWS clients invoke.")
     log: LogSettings = Field(LogSettings(), description="What is logged, and how.")
     recording: RecordingSettings | None = Field(
         None, description="Requests as keyed hashes, lengths and times, for simulate and replay; null: off."
@@ -536,10 +525,14 @@ class Settings(Table):
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
-        if self.listen.api_keys_file is None:
+        if self.listen.api_keys_file is None and self.sagemaker.access_keys_file is None:
             for name in ("per_key_in_flight", "per_key_requests_per_minute"):
                 if getattr(self.limits, name) is not None:
-                    raise SettingError("needs listen.api_keys_file, which says what keys there are", "limits", name)
+                    raise SettingError(
+                        "needs listen.api_keys_file or sagemaker.access_keys_file, which say what keys there are",
+                        "limits",
+                        name,
+                    )
         if self.routing.isolate_by == "api_key" and any(i.kv_events != "off" for i in self.fleet.instances):
             # What an engine holds, it holds for everybody who sends no cache_salt.
             raise SettingError(
@@ -548,6 +541,11 @@ class Settings(Table):
                 "routing",
                 "isolate_by",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_endpoints(self) -> Self:
+        check_instances(self.sagemaker, [instance.name for instance in self.fleet.instances])
         return self
 
     @model_validator(mode="after")

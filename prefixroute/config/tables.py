@@ -1,8 +1,10 @@
 """What all tables of settings are made of."""
 
-from typing import Annotated, Any, Literal, get_args
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -16,6 +18,9 @@ Weight = Annotated[float, Field(ge=0, le=1e6)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 CapacityTokens = Annotated[int, Field(ge=1, le=10**12)]
 
+_NAME = re.compile(r"[A-Za-z0-9._:\[\]-]{1,64}")
+_MAX_FILE_PATH = 4096
+
 
 class SettingError(ValueError):
     """A value is wrong. `where`: path of the culprit below the value being validated."""
@@ -28,7 +33,11 @@ class SettingError(ValueError):
 class Table(BaseModel):
     """A mapping of settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    # By alias: what is dumped can be validated again.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True)
+
+    foreign: ClassVar[Mapping[str, str]] = {}
+    """Keys that people bring from elsewhere and that mean nothing here, with what to say of each."""
 
     @model_validator(mode="before")
     @classmethod
@@ -41,7 +50,28 @@ class PathMark:
     """In a text's annotation: it is a path on this machine. In a file it counts from the file's directory."""
 
 
+def _file_path(path: str) -> str:
+    # One line: a certificate or key pasted where its file's name belongs is refused rather than echoed.
+    if not path or len(path) > _MAX_FILE_PATH or not path.isprintable() or path.endswith("/"):
+        raise SettingError("must be the path of a file")
+    return path
+
+
+def _short_name(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise SettingError("must be 1 to 64 characters out of A-Z a-z 0-9 . _ : - [ ]")
+    return name
+
+
 AnyPath = Annotated[str, PathMark]
+FilePath = Annotated[str, PathMark, AfterValidator(_file_path)]
+# Of an instance or a machine, as metrics and logs can hold it.
+ShortName = Annotated[str, AfterValidator(_short_name)]
+
+
+def fields_by_key(table: type[Table]) -> dict[str, FieldInfo]:
+    """The fields of a table by their keys in a file, which some tables spell otherwise than their attributes."""
+    return {field.alias or name: field for name, field in table.model_fields.items()}
 
 
 def is_path(field: FieldInfo) -> bool:

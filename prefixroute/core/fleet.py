@@ -171,19 +171,26 @@ class Fleet:
 
     # ------------------------------------------------------------------ who may serve
 
-    def candidates(self, model: str | None, now_s: float, without: Collection[str] = ()) -> list[Instance]:
+    def candidates(
+        self,
+        model: str | None,
+        now_s: float,
+        without: Collection[str] = (),
+        among: Collection[str] | None = None,
+    ) -> list[Instance]:
         """Who may take a request for `model` now, best health only; empty when nobody may. Changes nothing.
 
-        `without`: names of instances that this request has tried. The list is not to be changed.
+        `without`: names of instances that this request has tried. `among`: names of those that it is for; None: all.
+        The list is not to be changed.
         """
-        if not without:
+        if not without and among is None:
             # What nobody lists has no entry of its own: there are no more of them than models that are listed.
             ready, known = self._ready, model if model in self._by_model else None
             if known in ready:
                 return ready[known]
-        serving = self._serving(model)
+        serving = self._serving(model, among)
         up = _UP
-        if not without and all(s.state is up or s.draining for s in serving):
+        if not without and among is None and all(s.state is up or s.draining for s in serving):
             fit = [s.instance for s in serving if not s.draining]
             self._ready[model if model in self._by_model else None] = fit
             return fit
@@ -213,6 +220,10 @@ class Fleet:
             for s in self._states.values()
         )
 
+    def is_starting(self, among: Collection[str] | None = None) -> bool:
+        """Whether none of these instances has ever been up; `among` None: of all."""
+        return not any(s._was_up for s in self._states.values() if among is None or s.instance.name in among)
+
     def next_return_s(self) -> float | None:
         """When the first ejected instance may be tried again (monotonic seconds); None: none is, or all such drain."""
         ejected = (s for s in self._states.values() if s.state is State.EJECTED and not s.draining)
@@ -222,10 +233,18 @@ class Fleet:
         """Whether some instance says that it serves `model`: a bound on what may become a metric label."""
         return model in self._by_models()
 
-    def _serving(self, model: str | None) -> tuple[InstanceState, ...]:
-        """Instances that have the model or may have it; all for a model nobody lists: the server answers for itself."""
+    def _serving(self, model: str | None, among: Collection[str] | None) -> Sequence[InstanceState]:
+        """Instances that have the model or may have it; all for a model nobody lists: the server answers for itself.
+
+        `among`: as if there were no others.
+        """
         by_model = self._by_models()
-        return by_model.get(model) or by_model[None]
+        serving = by_model.get(model) or by_model[None]
+        if among is None:
+            return serving
+        return [s for s in serving if s.instance.name in among] or [
+            s for s in by_model[None] if s.instance.name in among
+        ]
 
     def _by_models(self) -> dict[str | None, tuple[InstanceState, ...]]:
         """Each model that somebody lists, and who has it or may have it; None: everybody."""

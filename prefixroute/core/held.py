@@ -11,11 +11,15 @@ from itertools import dropwhile, islice
 from math import ceil
 from typing import TYPE_CHECKING
 
+from prefixroute.core.group import Group
 from prefixroute.core.request import Request
 from prefixroute.errors import TooManyRequestsError
 
 if TYPE_CHECKING:
     from prefixroute.core.lease import Lease
+
+Kind = tuple[str | None, Group | None]
+"""Model and group."""
 
 # A place among the held is free when the first of them goes, long before all of their work is done.
 _LONGEST_RETRY_AFTER_S = 60.0
@@ -37,16 +41,17 @@ class HoldConstants:
 class Held:
     """A request that is held. When it is so no longer, `grant` gets its lease; None: nobody can take it now.
 
-    `model`: None when no instance lists it, so that anybody may take the request.
+    `model`: None when no instance lists it, so that anybody may take the request (of its group, where it has one).
     """
 
-    __slots__ = ("grant", "model", "request", "since_s", "slot", "work")
+    __slots__ = ("grant", "kind", "request", "since_s", "slot", "work")
 
     def __init__(
         self, request: Request, since_s: float, grant: "Callable[[Lease | None], None]", model: str | None = None
     ) -> None:
         self.request = request
-        self.model = model
+        self.kind: Kind = model, request.group
+        """Those who are equal in this may go to the same instances."""
         self.since_s = since_s
         self.grant = grant
         self.slot = -1
@@ -56,12 +61,12 @@ class Held:
 class HeldRequests:
     """All that are held, in order of arrival, and their work by the instance that they are bound to."""
 
-    __slots__ = ("_by_model", "_held", "_max_held", "by_slot")
+    __slots__ = ("_by_kind", "_held", "_max_held", "by_slot")
 
     def __init__(self, max_held: int) -> None:
         self._max_held = max_held
         self._held: dict[Held, None] = {}
-        self._by_model: dict[str | None, int] = {}
+        self._by_kind: dict[Kind, int] = {}
         self.by_slot: dict[int, float] = {}
         """Prefill work of those bound to each slot, tokens. Read-only."""
 
@@ -77,19 +82,19 @@ class HeldRequests:
         return held in self._held
 
     @property
-    def models(self) -> Iterable[str | None]:
+    def kinds(self) -> Iterable[Kind]:
         """Of those that are held."""
-        return self._by_model
+        return self._by_kind
 
     def oldest(
         self,
         n: int,
-        models: Collection[str | None],
+        kinds: Collection[Kind],
         *,
         bound_to: Collection[int] | None = None,
         behind: Held | None = None,
     ) -> list[Held]:
-        """The `n` oldest of these models; only those bound to these slots or to none, and who came after `behind`."""
+        """The `n` oldest of these kinds; only those bound to these slots or to none, and who came after `behind`."""
         coming = iter(self._held)
         if behind is not None:
             coming = dropwhile(lambda held: held is not behind, coming)
@@ -97,7 +102,7 @@ class HeldRequests:
         fit = (
             held
             for held in coming
-            if held.model in models and (bound_to is None or held.slot < 0 or held.slot in bound_to)
+            if held.kind in kinds and (bound_to is None or held.slot < 0 or held.slot in bound_to)
         )
         return list(islice(fit, n))
 
@@ -109,7 +114,7 @@ class HeldRequests:
                 ceil(min(_LONGEST_RETRY_AFTER_S, retry_after_s)),
             )
         self._held[held] = None
-        self._by_model[held.model] = self._by_model.get(held.model, 0) + 1
+        self._by_kind[held.kind] = self._by_kind.get(held.kind, 0) + 1
         self.bind(held, slot, work)
 
     def bind(self, held: Held, slot: int, work: float) -> None:
@@ -135,9 +140,9 @@ class HeldRequests:
             return False
         del self._held[held]
         self._unbind(held)
-        self._by_model[held.model] -= 1
-        if not self._by_model[held.model]:
-            del self._by_model[held.model]
+        self._by_kind[held.kind] -= 1
+        if not self._by_kind[held.kind]:
+            del self._by_kind[held.kind]
         if not self._held:
             self.by_slot.clear()  # whatever floating point has left over
         return True

@@ -97,6 +97,8 @@ class Lease:
         flight, self._flight = self._flight, None
         if flight is not None:
             self._router.load.end(flight)
+            if self.request.group is not None:
+                self.request.group.released(self.decision.candidate.instance.slot)
             self._router.fleet.released(self.decision.candidate.instance.name, self._trial)
             if self._unreported:
                 self._router.audit.answered(self.request, self.candidates, self.decision.candidate, None)

@@ -51,6 +51,7 @@ class Candidate:
         "in_flight",
         "in_flight_tokens",
         "instance",
+        "machine",
         "matched_tokens",
         "pending_work",
         "prefill_rate",
@@ -70,6 +71,7 @@ class Candidate:
         capacity_tokens: int = 1_000_000,
         held_work: float = 0.0,
         exact: bool = False,
+        machine: str = "",
     ) -> None:
         self.instance = instance
         self.matched_tokens = matched_tokens
@@ -77,6 +79,7 @@ class Candidate:
         self.work = work
         """Prefill work that the request would be here: what is not matched, at least one token."""
         self.in_flight = in_flight
+        """Requests there; where it is a copy, those of its model."""
         self.in_flight_tokens = in_flight_tokens
         """Prompt tokens of its requests in flight."""
         self.pending_work = pending_work
@@ -91,6 +94,8 @@ class Candidate:
         """Work of requests that the router holds back, which will go there before this one."""
         self.exact = exact
         """Whether the instance itself said what it holds (KV events), beside what was just sent there."""
+        self.machine = machine
+        """What it runs on, where it is one of several copies of a model there; empty: a machine of its own."""
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__ if name != "instance")

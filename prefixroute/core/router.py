@@ -14,6 +14,7 @@ from prefixroute.core.capacity import DEFAULT_CAPACITY_TOKENS, Capacities
 from prefixroute.core.content import n_key_tokens
 from prefixroute.core.exact import ExactIndex
 from prefixroute.core.fleet import Fleet, HealthConstants, Instance, ProbeFailure
+from prefixroute.core.group import Group
 from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import Held, HeldRequests, HoldConstants
 from prefixroute.core.index import PrefixIndex
@@ -50,6 +51,8 @@ class Router:
     """The decision for one fleet. Owns the fleet's facts, the prefix index and the load; the policy only picks.
 
     `capacities`: KV capacity in tokens by instance name, where it is known. `exact`: what instances say they hold.
+    `hold`: when requests are held back, under the router's own policy (if it `holds`) and in groups that hold; None:
+    nobody ever is.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Router:
         health: HealthConstants | None = None,
         guard: GuardConstants | None = None,
         hold: HoldConstants | None = None,
+        holds: bool = True,
         sampling: Sampling | None = None,
         exact: ExactIndex | None = None,
         shadows: Shadows | None = None,
@@ -75,13 +79,14 @@ class Router:
         self.index = PrefixIndex(index_bytes)
         self.load = Load(load_constants, guard)
         self.held = HeldRequests(hold.max_held if hold is not None else 0)
-        """Requests held back; nobody is when `hold` is None."""
+        """Requests held back."""
         self.n_policy_faults = 0
         """Decisions in which the policy failed, so that load decided."""
         self.last_policy_fault: Exception | None = None
         self.policy = policy
         """Read-only; see `configure`."""
         self._hold = hold
+        self._holds = holds
         self._exact = exact
         self._hasher = hasher
         self._matcher = Matcher(self.index, hasher.block_tokens, self.load, exact)
@@ -107,6 +112,7 @@ class Router:
             hold,
             decide=self._pick,
             take=self._take,
+            holds=self._may_hold,
             on_fault=self._fault,
         )
         self._members = Membership(self.fleet, self.load, self.held, self.capacities, self.audit.feedback, exact)
@@ -141,6 +147,7 @@ class Router:
         health: HealthConstants,
         guard: GuardConstants,
         hold: HoldConstants | None,
+        holds: bool,
         sampling: Sampling | None,
         shadows: Shadows | None,
         index_bytes: int,
@@ -149,6 +156,7 @@ class Router:
         """Decides by these from now on; see the constructor. What is known of instances stays."""
         self.policy = policy
         self._hold = hold
+        self._holds = holds
         self.held.configure(hold.max_held if hold is not None else 0)
         self.load.configure(load_constants, guard)
         self.fleet.configure(health)
@@ -160,11 +168,12 @@ class Router:
 
     # ------------------------------------------------------------------ deciding
 
-    def read(self, prompt: Prompt, token_ids: bytes | None = None) -> Request:
+    def read(self, prompt: Prompt, token_ids: bytes | None = None, group: Group | None = None) -> Request:
         """`prompt` made comparable: the costly part, done once a request.
 
-        `token_ids`: its tokens as the engine will see them, four bytes each, where they are known. They tell its length
-        and what instances with KV events hold; what is merely estimated goes by the key, which every prompt has.
+        `group`: whom it is for; None: all instances, by the router's own policy. `token_ids`: its tokens as the engine
+        will see them, four bytes each, where they are known. They tell its length and what instances with KV events
+        hold; what is merely estimated goes by the key, which every prompt has.
         """
         try:
             material = self._tokenizer.tokenize(prompt)
@@ -175,14 +184,14 @@ class Router:
         # A real tokenizer's ids do not go on as the key does.
         rest = self._hasher.rest(material) if material is prompt.key else None
         if not token_ids:
-            return Request(prompt, chain, prompt.n_tokens, rest)
+            return Request(prompt, chain, prompt.n_tokens, rest, group=group)
         # Of a batch, key and ids are the first prompt's.
         n_key, n_ids = n_key_tokens(len(prompt.key)), len(token_ids) // BYTES_PER_TOKEN
         exact = None
         if self._exact is not None:
             exact = self._exact.prompt(token_ids, model=prompt.model, salt=prompt.cache_salt)
         token_scale = n_ids / n_key_tokens(len(material)) if material else 1.0
-        return Request(prompt, chain, max(1, prompt.n_tokens + n_ids - n_key), rest, exact, token_scale)
+        return Request(prompt, chain, max(1, prompt.n_tokens + n_ids - n_key), rest, exact, token_scale, group)
 
     def continued(self, request: Request, material: bytes) -> Sequence[int]:
         """Chain of the prompt with what follows it: `material`, as the next turn's key will have it.
@@ -202,7 +211,7 @@ class Router:
         facts, candidates = self._survey.look(request, now_s, without)
         if not candidates:
             raise NoInstanceError("no instance can take the request")
-        return self._take(request, facts, candidates, self._decide(facts, candidates, only))
+        return self._take(request, facts, candidates, self._decide(request, facts, candidates, only))
 
     def enter(self, request: Request, *, now_s: float, grant: Callable[[Lease | None], None]) -> Lease | Held:
         """As `lease`, but a request whose instance is busy with other prompts is held.
@@ -213,10 +222,9 @@ class Router:
         facts, candidates = self._survey.look(request, now_s, ())
         if not candidates:
             raise NoInstanceError("no instance can take the request")
-        decision = self._pick(facts, candidates)
+        decision = self._pick(request, facts, candidates)
         chosen = decision.candidate
-        hold = self._hold
-        if hold is None or not self._turns.is_busy(chosen, hold.hold_s * facts.fleet_rate):
+        if not self._must_wait(request, facts, chosen):
             return self._take(request, facts, candidates, decision)
         model = request.prompt.model
         held = Held(request, now_s, grant, model if model is not None and self.fleet.knows_model(model) else None)
@@ -230,40 +238,53 @@ class Router:
             self._turns.release(now_s)
 
     def explain(
-        self, prompt: Prompt, *, now_s: float, only: str | None = None, token_ids: bytes | None = None
+        self,
+        prompt: Prompt,
+        *,
+        now_s: float,
+        only: str | None = None,
+        token_ids: bytes | None = None,
+        group: Group | None = None,
     ) -> Explanation:
         """A dry run of `lease`: what it would decide now. Records nothing, and gives the dice back as they were."""
-        request = self.read(prompt, token_ids)
+        request = self.read(prompt, token_ids, group)
         dice = self._rng.getstate()
         facts, candidates = self._survey.look(request, now_s, ())
         faults = self.n_policy_faults, self.last_policy_fault
-        decision = self._decide(facts, candidates, only) if candidates else None
+        decision = self._decide(request, facts, candidates, only) if candidates else None
         self.n_policy_faults, self.last_policy_fault = faults
         self._rng.setstate(dice)
-        hold = self._hold
-        is_held = (
-            hold is not None
-            and decision is not None
-            and only is None
-            and self._turns.is_busy(decision.candidate, hold.hold_s * facts.fleet_rate)
-        )
+        is_held = decision is not None and only is None and self._must_wait(request, facts, decision.candidate)
         return Explanation(facts, len(request.chain), token_ids is not None, candidates, decision, is_held)
 
     def _fault(self, fault: Exception) -> None:
         self.n_policy_faults += 1
         self.last_policy_fault = fault
 
-    def _decide(self, facts: Facts, candidates: list[Candidate], only: str | None) -> Decision:
+    def _may_hold(self, group: Group | None) -> bool:
+        return self._holds if group is None else group.holds
+
+    def _must_wait(self, request: Request, facts: Facts, chosen: Candidate) -> bool:
+        """Whether the request is held back first, because its instance is busy with the prompts of others."""
+        hold = self._hold
+        if hold is None or not self._may_hold(request.group):
+            return False
+        return self._turns.is_busy(chosen, hold.hold_s * facts.fleet_rate)
+
+    def _policy_of(self, request: Request) -> Policy:
+        return self.policy if request.group is None else request.group.policy
+
+    def _decide(self, request: Request, facts: Facts, candidates: list[Candidate], only: str | None) -> Decision:
         if only is not None:
             for candidate in candidates:
                 if candidate.instance.name == only:
                     return Decision(candidate, Reason.STORED)
-        return self._pick(facts, candidates)
+        return self._pick(request, facts, candidates)
 
-    def _pick(self, facts: Facts, candidates: list[Candidate]) -> Decision:
+    def _pick(self, request: Request, facts: Facts, candidates: list[Candidate]) -> Decision:
         try:
             # A copy: what a policy does to its list must not reach the one that load would decide on.
-            decision = self.policy.pick(facts, tuple(candidates), self._rng)
+            decision = self._policy_of(request).pick(facts, tuple(candidates), self._rng)
             _check(decision, candidates)
         except Exception as fault:  # noqa: BLE001  a policy's fault must never cost a request
             self._fault(fault)
@@ -275,7 +296,7 @@ class Router:
         slot = candidate.instance.slot
         if decision.reason is not _FALLBACK:
             try:
-                self.policy.record(facts, decision)
+                self._policy_of(request).record(facts, decision)
             except Exception as fault:  # noqa: BLE001  as above: the choice stands
                 self._fault(fault)
         self.audit.dispatched(request, facts, candidates, decision)
@@ -289,6 +310,8 @@ class Router:
             matched_tokens=candidate.matched_tokens,
         )
         flight.request = request
+        if request.group is not None:
+            request.group.taken(slot)
         return Lease(self, decision, request, candidates, recorded, flight, self.fleet.taken(candidate.instance.name))
 
     # ------------------------------------------------------------------ what is learned of instances

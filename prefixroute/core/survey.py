@@ -66,9 +66,10 @@ class Survey:
         itself, by slot; None: all that is held. `room`: slots that are to be candidates even if only some are.
         """
         prompt, chain, n_tokens = request.prompt, request.chain, request.n_tokens
-        instances = self._fleet.candidates(prompt.model, now_s, without)
+        group = request.group
+        instances = self._fleet.candidates(prompt.model, now_s, without, None if group is None else group.members)
         matched, told = self._matcher.match(request) if ahead is None else self._matcher.glance(request, now_s)
-        sampling = self._sampling
+        sampling = self._sampling if group is None else group.sampling
         if sampling is not None and len(instances) > sampling.sample_above:
             instances = self._some(instances, matched, sampling, room)
         load = self._load
@@ -106,6 +107,8 @@ class Survey:
                     slot in told,
                 )
             )
+        if group is not None:
+            group.tell(candidates)
         held_work = self._held.work if self._held.by_slot else 0.0
         return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work, chain, held_work), candidates
 

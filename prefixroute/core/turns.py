@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from prefixroute.core.fleet import Fleet
-from prefixroute.core.held import Held, HeldRequests, HoldConstants
+from prefixroute.core.group import Group
+from prefixroute.core.held import Held, HeldRequests, HoldConstants, Kind
 from prefixroute.core.lease import Lease
 from prefixroute.core.load import Load
 from prefixroute.core.matching import Matcher
@@ -20,9 +21,12 @@ from prefixroute.core.survey import Survey
 
 
 class Turns:
-    """Of one fleet. `decide` and `take`: as for a request that comes. `on_fault`: is told what one of them raised."""
+    """Of one fleet. `decide` and `take`: as for a request that comes. `holds`: whether requests of a group are held.
 
-    __slots__ = ("_decide", "_fleet", "_held", "_hold", "_load", "_matcher", "_on_fault", "_survey", "_take")
+    `on_fault`: is told what `decide` or `take` raised.
+    """
+
+    __slots__ = ("_decide", "_fleet", "_held", "_hold", "_holds", "_load", "_matcher", "_on_fault", "_survey", "_take")
 
     def __init__(
         self,
@@ -33,8 +37,9 @@ class Turns:
         survey: Survey,
         hold: HoldConstants | None,
         *,
-        decide: Callable[[Facts, list[Candidate]], Decision],
+        decide: Callable[[Request, Facts, list[Candidate]], Decision],
         take: Callable[[Request, Facts, Sequence[Candidate], Decision], Lease],
+        holds: Callable[[Group | None], bool],
         on_fault: Callable[[Exception], None],
     ) -> None:
         self._fleet = fleet
@@ -45,6 +50,7 @@ class Turns:
         self._hold = hold
         self._decide = decide
         self._take = take
+        self._holds = holds
         self._on_fault = on_fault
 
     def configure(self, hold: HoldConstants | None) -> None:
@@ -64,13 +70,14 @@ class Turns:
         fleet_rate = self._load.fleet_rate()
         limit = hold.hold_s * fleet_rate
         room: set[int] = set()
-        able: set[str | None] = set()
-        for model in self._held.models:
-            instances = self._fleet.candidates(model, now_s)
+        able: set[Kind] = set()
+        for kind in self._held.kinds:
+            model, group = kind
+            instances = self._fleet.candidates(model, now_s, among=None if group is None else group.members)
             free = [i.slot for i in instances if self._has_room(i.slot, now_s, fleet_rate, limit)]
             room.update(free)
-            if free or not instances:
-                able.add(model)
+            if free or not instances or not self._holds(group):
+                able.add(kind)
         if not able:
             return
         n_held = len(self._held)
@@ -120,10 +127,10 @@ class Turns:
             self._held.leave(held)
             held.grant(None)
             return None
-        decision = self._decide(facts, candidates)
+        decision = self._decide(held.request, facts, candidates)
         chosen = decision.candidate
         slot = chosen.instance.slot
-        if self.is_busy(chosen, limit):
+        if self._holds(held.request.group) and self.is_busy(chosen, limit):
             self._held.bind(held, slot, chosen.work)
             ahead[slot] = ahead.get(slot, 0.0) + chosen.work
             return None

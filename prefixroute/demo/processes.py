@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from re import Match, Pattern
 from typing import Any, TypeVar
 
-from prefixroute.config.load import ENV_PREFIX
+from prefixroute.config.load import BIND_VARIABLE, ENV_PREFIX
 from prefixroute.errors import PrefixRouteError
 
 # Python and its libraries need a second or two on a busy machine.
@@ -97,7 +97,9 @@ class Child:
 @asynccontextmanager
 async def running_child(name: str, arguments: Sequence[str]) -> AsyncIterator[Child]:
     """`prefixroute ARGUMENTS` while the context is open, with default settings but for what `arguments` say."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
+    environ = {
+        key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX) and key != BIND_VARIABLE
+    }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "prefixroute.demo.child", *arguments),
         stdin=PIPE,

@@ -16,10 +16,11 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from prefixroute.core.fleet import InstanceState
+from prefixroute.core.group import Group
 from prefixroute.core.prompt import Api, Fields, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.core.tokens import ExactTokens
-from prefixroute.errors import ForbiddenError, PrefixRouteError, RequestError, UnauthorizedError
+from prefixroute.errors import ForbiddenError, MethodError, PrefixRouteError, RequestError, UnauthorizedError
 from prefixroute.http.admin_views import explanation_view, instance_view, ladder_view, record_view, states_view
 from prefixroute.http.arrival import Arrival, RequestHead
 from prefixroute.http.ask import fields_in_steps, read_token_ids
@@ -75,24 +76,14 @@ class UnknownEndpointError(RequestError):
     code = "not_found"
 
 
-class MethodError(RequestError):
-    """The path takes another method."""
-
-    status = 405
-    code = "method_not_allowed"
-
-    def __init__(self, allowed: str) -> None:
-        super().__init__(f"this path takes {allowed}")
-        self.allowed = allowed
-
-
 _BODY_LIMITS = BodyLimits(64 * 1024 * 1024)
 
 
 class Admin:
     """Serves requests of the admin port.
 
-    `classify`: data-plane path → the grammar of its bodies. `on_change`: called when an instance may have become
+    `aim`: what a request at a data-plane path with these headers means: the grammar of its body, and whom it is for
+    (None: any instance). `on_change`: called when an instance may have become
     able to serve. `body_limits`: of the body of an explanation.
     """
 
@@ -102,7 +93,7 @@ class Admin:
         metrics: Metrics,
         *,
         strategy: str,
-        classify: Callable[[str], Api],
+        aim: Callable[[str, RequestHead], tuple[Api, Group | None]],
         is_stopping: Callable[[], bool],
         stored: StoredResponses,
         decisions: Decisions,
@@ -118,7 +109,7 @@ class Admin:
         self._exact_tokens = exact_tokens
         self._metrics = metrics
         self._strategy = strategy
-        self._classify = classify
+        self._aim = aim
         self._is_stopping = is_stopping
         self._stored = stored
         self._decisions = decisions
@@ -170,9 +161,9 @@ class Admin:
         if endpoint is not None:
             return await endpoint(arrival)
         if path in self._get or path.startswith(_DECISIONS):
-            raise MethodError("GET,HEAD")
+            raise MethodError("this path takes GET,HEAD", "GET,HEAD")
         if self._posted(path) is not None:
-            raise MethodError("POST")
+            raise MethodError("this path takes POST", "POST")
         if path.startswith(_INSTANCES) and path.endswith(("/drain", "/undrain")):
             raise UnknownInstanceError("no instance of this name (GET /instances lists the names)")
         raise UnknownEndpointError("there is nothing at this path (GET / lists what there is)")
@@ -252,7 +243,7 @@ class Admin:
         path = parse_qs(head.target.partition("?")[2]).get("path")
         encoded = is_encoded(head.headers)
         fields = await fields_in_steps(body, encoded=encoded)
-        api = _guess(fields) if path is None else self._classify(path[0])
+        api, group = (_guess(fields), None) if path is None else self._aim(path[0], head)
         prompt = read_prompt(
             api,
             body,
@@ -264,8 +255,8 @@ class Admin:
         await asyncio.sleep(0)
         only = self._stored.home(prompt.previous_response_id)
         token_ids = await read_token_ids(self._exact_tokens, api, prompt)
-        explanation = self._router.explain(prompt, now_s=self._clock(), only=only, token_ids=token_ids)
-        return _json(explanation_view(self._router, explanation, self._strategy))
+        explanation = self._router.explain(prompt, now_s=self._clock(), only=only, token_ids=token_ids, group=group)
+        return _json(explanation_view(self._router, explanation, self._strategy, group))
 
     def _named(self, arrival: Arrival) -> InstanceState:
         return self._router.fleet.state(arrival.head.path[len(_INSTANCES) :].rpartition("/")[0])

@@ -6,6 +6,7 @@ from typing import Any
 from yarl import URL
 
 from prefixroute.core.fleet import Instance, InstanceState, ProbeFailure, State
+from prefixroute.core.group import Group
 from prefixroute.core.ladder import Ladder, gaps
 from prefixroute.core.policy import Candidate, Decision
 from prefixroute.core.router import Explanation, Router
@@ -40,8 +41,8 @@ def states_view(router: Router) -> Mapping[str, str]:
     return {s.instance.name: "draining" if s.draining else s.state.value for s in router.fleet.states()}
 
 
-def explanation_view(router: Router, explanation: Explanation, strategy: str) -> dict[str, Any]:
-    """Where a request would go, and from what. No text of the prompt."""
+def explanation_view(router: Router, explanation: Explanation, strategy: str, group: Group | None) -> dict[str, Any]:
+    """Where a request would go, and from what. No text of the prompt. `group`: whom it is for; None: any instance."""
     prompt, decision = explanation.facts.prompt, explanation.decision
     return {
         "model": prompt.model,
@@ -49,7 +50,7 @@ def explanation_view(router: Router, explanation: Explanation, strategy: str) ->
         "blocks": explanation.n_blocks,
         "exact_tokens": explanation.has_exact_tokens,
         "no_key": None if prompt.no_key is None else prompt.no_key.value,
-        "strategy": strategy,
+        "strategy": strategy if group is None else group.strategy,
         "candidates": [
             {**_candidate_view(candidate, cost_s), "state": router.fleet.state(candidate.instance.name).state.value}
             for candidate, cost_s in _with_costs(explanation.candidates, decision)
@@ -66,7 +67,7 @@ def record_view(record: RequestRecord, strategy: str, model: str) -> dict[str, A
         "request_id": record.request_id,
         "route": record.route,
         "model": model,
-        "strategy": strategy,
+        "strategy": record.strategy or strategy,
         "streamed": record.streamed,
         "prompt_tokens": record.prompt_tokens,
         "no_key": None if record.no_key is None else record.no_key.value,

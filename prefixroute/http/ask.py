@@ -7,11 +7,13 @@ from functools import partial
 
 from prefixroute.core.blocks import BYTES_PER_TOKEN
 from prefixroute.core.content import n_key_tokens
+from prefixroute.core.group import Group
 from prefixroute.core.prompt import SIMPLE_BYTES, Api, Fields, Prompt, read_fields, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.core.tokens import ExactTokens
 from prefixroute.http.arrival import Arrival, RequestHead
 from prefixroute.http.body import BodyLimits, check_length, expect_continue, read_whole, stream
+from prefixroute.http.contract import Call
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import (
     asks_for_websocket,
@@ -69,6 +71,13 @@ class Ask:
     """What the first piece with a token in it holds; None: any piece of a body has one."""
     token_ids: bytes | None = None
     """The engine's own ids of the prompt, four bytes each; None: not known, the prompt's key stands for it."""
+    call: Call | None = None
+    """Of another contract, whose request it is."""
+
+    @property
+    def group(self) -> Group | None:
+        """Who may take it; None: any instance."""
+        return None if self.call is None else self.call.group
 
     def forget_body(self) -> None:
         """The answer has begun, so that nothing is sent or decided again: a stream may take minutes."""
@@ -80,23 +89,23 @@ class Ask:
 async def read_ask(
     arrival: Arrival,
     record: RequestRecord,
-    target: str,
     *,
     stored: StoredResponses,
     limits: BodyLimits,
     session_header: bytes,
-    head: RequestHead | None = None,
+    head: RequestHead,
+    call: Call | None = None,
     tenant: bytes = b"",
     exact_tokens: ExactTokens | None = None,
 ) -> Ask:
     """The request as it will be sent, and the prompt that decides where to. Notes what it sees in `record`.
 
-    `head`: what goes on instead of the request's own. `tenant`: whose prompts may match this one; empty: anyone's.
+    `head`: what goes on instead of the request's own; it has a target. `call`: whose head it is, in another contract,
+    where all of a body counts. `tenant`: whose prompts may match this one; empty: anyone's.
 
     Raises RequestError: the body is too large, malformed, or comes with a demand that cannot be met.
     """
-    own, route = arrival.head, arrival.head.route
-    head = head or own
+    own, route = arrival.head, head.route
     method = own.method
     understood = route.api is not Api.OTHER and method == "POST"
     check_length(arrival, limits)
@@ -106,7 +115,7 @@ async def read_ask(
         content, declared = arrival.take_whole(), None
     elif arrival.content is not None:
         expect_continue(arrival)
-        if understood and not head.is_multipart:
+        if understood and (call is not None or not head.is_multipart):
             content = await read_whole(arrival, limits)
             declared = None
         else:
@@ -141,12 +150,12 @@ async def read_ask(
     fields, has_credentials = head.fields_for(record.request_id)
     if switches:
         fields = rendered(identified(switching(head.headers), record.request_id))
-    stored_id = prompt.previous_response_id or stored_response_id(own.path)
+    stored_id = prompt.previous_response_id or stored_response_id(head.path)
     return Ask(
         prompt=prompt,
         request=UpstreamRequest(
             method.encode("ascii"),
-            target.encode("utf-8", "surrogateescape"),
+            (head.origin or "/").encode("utf-8", "surrogateescape"),
             fields,
             has_credentials,
             content,
@@ -162,6 +171,7 @@ async def read_ask(
         # A streamed response says first that it exists and waits for its turn.
         token_mark=b".delta" if route.stores_responses and prompt.stream else None,
         token_ids=token_ids,
+        call=call,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import NamedTuple
 
+from prefixroute.config.access_keys import AccessKey
 from prefixroute.config.api_keys import ApiKey, digest_of
 from prefixroute.errors import TooManyRequestsError, UnauthorizedError, n_requests
 from prefixroute.http.arrival import RequestHead
@@ -128,20 +129,29 @@ class ApiKeys:
         self._nobody = (secrets.token_bytes(32), Caller(""))
 
     def use(
-        self, keys: Sequence[ApiKey], *, max_in_flight: int | None = None, requests_per_minute: int | None = None
+        self,
+        keys: Sequence[ApiKey],
+        access_keys: Sequence[AccessKey] = (),
+        *,
+        max_in_flight: int | None = None,
+        requests_per_minute: int | None = None,
     ) -> None:
         """These keys from now on, and no others; the limits are for those that have none of their own.
+
+        `access_keys`: who has one comes in by `enter_as` only.
 
         Requests under way go on. Callers whose name was there keep what they have used of their limits.
         """
         callers: dict[str, Caller] = {}
         by_digest: dict[bytes, tuple[bytes, Caller]] = {}
-        for key in keys:
+        every: Sequence[ApiKey | AccessKey] = (*keys, *access_keys)
+        for key in every:
             caller = callers.setdefault(key.name, self._callers.get(key.name) or Caller(key.name))
             caller.max_in_flight = max_in_flight if key.max_in_flight is None else key.max_in_flight
             own = key.requests_per_minute
             caller.requests_per_minute = requests_per_minute if own is None else own
-            by_digest[key.digest] = key.digest, caller
+            if isinstance(key, ApiKey):
+                by_digest[key.digest] = key.digest, caller
         # Who has requests under way may be back with the next reload.
         gone = {name: caller for name, caller in self._callers.items() if name not in callers and caller.in_flight}
         self._callers, self._by_digest = gone | callers, by_digest
@@ -163,7 +173,7 @@ class ApiKeys:
         for header in head.headers:
             found = None
             # Nearly all headers are of another length, which is less work to see.
-            if len(header[0]) in _LENGTHS and (key := _presented(header)) is not None:
+            if len(header[0]) in _LENGTHS and (key := presented_key(header)) is not None:
                 found = self._find(key)
             if found is None:
                 kept.append(header)
@@ -172,6 +182,15 @@ class ApiKeys:
         if caller is None:
             raise UnauthorizedError("a valid API key is required (Authorization: Bearer KEY, or x-api-key: KEY)")
         return _Admitted(self._edition, caller, head.without(kept))
+
+    def enter_as(self, name: str, head: RequestHead) -> Visit:
+        """A request comes whose caller has been found out. Raises UnauthorizedError, KeyLimitError."""
+        caller = self._callers.get(name)
+        if caller is None:
+            raise UnauthorizedError("this key is valid no longer")
+        now_s = self._clock()
+        caller.take(now_s)
+        return Visit(caller, head, now_s)
 
     def in_flight(self, name: str) -> int:
         """Requests under way by keys of this name."""
@@ -214,20 +233,20 @@ class AdminToken:
     def admits(self, headers: RawHeaders) -> bool:
         """Whether who sends these may see and do everything."""
         wanted = self._digest
-        keys = map(_presented, headers)
+        keys = map(presented_key, headers)
         return wanted is None or any(key is not None and hmac.compare_digest(digest_of(key), wanted) for key in keys)
 
 
 def tenant_of(headers: RawHeaders) -> bytes:
     """What keeps callers apart whose keys the instances check: a digest of the key that is brought; empty for none."""
     for header in headers:
-        key = _presented(header)
+        key = presented_key(header)
         if key is not None:
             return digest_of(key)
     return b""
 
 
-def _presented(header: tuple[bytes, bytes]) -> bytes | None:
+def presented_key(header: tuple[bytes, bytes]) -> bytes | None:
     """The key in a header; None when it is none that brings one."""
     name = header[0].lower()
     if name in _PLAIN:

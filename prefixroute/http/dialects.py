@@ -1,11 +1,11 @@
-"""Error bodies that the clients of a route can read: OpenAI's and Anthropic's."""
+"""Error bodies that the clients of a route can read: OpenAI's, Anthropic's, SageMaker's."""
 
+from collections.abc import Mapping
 from typing import assert_never
 
 import orjson
 
-from prefixroute.errors import NoInstanceError, PrefixRouteError, TooManyRequestsError, UnauthorizedError
-from prefixroute.http.headers import RawHeaders
+from prefixroute.errors import MethodError, NoInstanceError, PrefixRouteError, TooManyRequestsError, UnauthorizedError
 from prefixroute.http.routes import Dialect
 
 # Anthropic's error types by status; OpenAI's likewise. Any other status below 500 is the request's fault, else the
@@ -27,10 +27,21 @@ _OPENAI_TYPES = {
     501: "invalid_request_error",
     503: "service_unavailable",
 }
+# AWS's: those of the service, and of all its services.
+_SAGEMAKER_TYPES = {
+    401: "AccessDeniedException",
+    403: "AccessDeniedException",
+    424: "ModelError",
+    429: "ThrottlingException",
+    503: "ServiceUnavailable",
+    530: "InternalDependencyException",
+}
 
 
-def error_body(dialect: Dialect, status: int, code: str, message: str) -> bytes:
-    """The JSON body of an error answer."""
+def error_body(
+    dialect: Dialect, status: int, code: str, message: str, details: Mapping[str, object] | None = None
+) -> bytes:
+    """The JSON body of an error answer. `details`: further fields; only SageMaker's errors have any."""
     match dialect:
         case Dialect.ANTHROPIC:
             kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -38,16 +49,28 @@ def error_body(dialect: Dialect, status: int, code: str, message: str) -> bytes:
         case Dialect.OPENAI:
             kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
             body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        case Dialect.SAGEMAKER:
+            body = {"Message": message, **(details or {})}
         case _:
             assert_never(dialect)
     return orjson.dumps(body)
 
 
-def error_headers(error: PrefixRouteError | None) -> RawHeaders:
-    """Headers of an error answer: its type, and when to come back where that is known."""
-    headers = [(b"Content-Type", b"application/json")]
+def error_headers(
+    dialect: Dialect, status: int, request_id: str, error: PrefixRouteError | None = None
+) -> list[tuple[bytes, bytes]]:
+    """Headers of an error answer: its type, whose it is, and what to do about it where that is known."""
+    sent = request_id.encode("ascii")
+    headers = [(b"Content-Type", b"application/json"), (b"x-request-id", sent)]
+    if dialect is Dialect.SAGEMAKER:
+        kind = _SAGEMAKER_TYPES.get(status, "ValidationError" if status < 500 else "InternalFailure")
+        if error is not None and error.aws_type is not None:
+            kind = error.aws_type
+        headers += [(b"x-amzn-ErrorType", kind.encode("ascii")), (b"x-amzn-RequestId", sent)]
     if isinstance(error, NoInstanceError | TooManyRequestsError):
         headers.append((b"Retry-After", b"%d" % error.retry_after_s))
     elif isinstance(error, UnauthorizedError):
         headers.append((b"WWW-Authenticate", b"Bearer"))
+    elif isinstance(error, MethodError):
+        headers.append((b"Allow", error.allowed.encode("ascii")))
     return headers

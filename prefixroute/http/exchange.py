@@ -93,7 +93,9 @@ class Exchange:
         began_s = shared.clock()
         request = self._request
         if request is None:
-            request = self._request = shared.router.read(ask.prompt, ask.token_ids)
+            request = self._request = shared.router.read(ask.prompt, ask.token_ids, ask.group)
+            if ask.group is not None:
+                self._record.strategy = ask.group.strategy
         try:
             # Who asks for no prefill waits for nobody's.
             if self._tried or ask.only is not None or not ask.prompt.n_tokens:
@@ -131,8 +133,9 @@ class Exchange:
 
     def _others(self) -> bool:
         """Whether there is an instance left to try."""
-        shared = self._shared
-        return bool(shared.router.fleet.candidates(self._ask.prompt.model, shared.clock(), self._tried))
+        shared, ask = self._shared, self._ask
+        among = None if ask.group is None else ask.group.members
+        return bool(shared.router.fleet.candidates(ask.prompt.model, shared.clock(), self._tried, among))
 
     async def _wait(self, until_s: float) -> None:
         began_s = self._shared.clock()
@@ -150,11 +153,13 @@ class Exchange:
         shared = self._shared
         name = lease.instance.name
         self._tried.add(name)
+        call = self._ask.call
+        on_interim = self._response.interim if call is None or call.takes_interim else None
         while True:
             self._n_attempts += 1
             try:
                 answer = await shared.upstream.send(
-                    lease.instance, self._ask.request, fresh=self._fresh, on_interim=self._response.interim
+                    lease.instance, self._ask.request, fresh=self._fresh, on_interim=on_interim
                 )
             except UpstreamUnreachableError as error:
                 self._note(AttemptOutcome.UNREACHABLE)
@@ -198,9 +203,11 @@ class Exchange:
         return True
 
     async def _relay(self, answer: Answer, lease: Lease | None) -> None:
-        self._ask.forget_body()
+        ask = self._ask
+        ask.forget_body()
+        make = Relay if ask.call is None else ask.call.relay
         try:
-            await Relay(self._shared, self._ask, self._response, self._record, answer, lease).run()
+            await make(self._shared, ask, self._response, self._record, answer, lease).run()
         finally:
             answer.close()
 

@@ -7,11 +7,14 @@ errors. Everything else goes to an instance, whatever method, path or body.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from traceback import format_tb
 
+from prefixroute.core.group import Group
 from prefixroute.core.prompt import Prompt
 from prefixroute.errors import (
     ForbiddenError,
+    MethodError,
     NoInstanceError,
     PrefixRouteError,
     RequestError,
@@ -26,6 +29,7 @@ from prefixroute.http.arrival import Arrival, RequestHead
 from prefixroute.http.ask import Ask, Exchanges, read_ask
 from prefixroute.http.auth import Gate, KeyLimitError, Visit, tenant_of
 from prefixroute.http.body import BodyLimits, FramingError, MalformedHeadError, SlowBodyError, check_head
+from prefixroute.http.contract import Call, Contract
 from prefixroute.http.cors import is_preflight
 from prefixroute.http.dialects import error_body, error_headers
 from prefixroute.http.exchange import Exchange
@@ -44,7 +48,7 @@ _log = logging.getLogger(__name__)
 _LARGE_BYTES = 262_144
 _JSON = (b"Content-Type", b"application/json")
 # Beside any others but TRACE; the instance may allow less.
-_ALLOWED = (b"Allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
+_ALLOWED = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 # Of a body that was refused: more costs the connection.
 _DROPPED_BYTES = 65_536
 
@@ -53,6 +57,7 @@ class Proxy:
     """Serves requests of the data port. `on_record` gets each finished record, synchronously.
 
     `on_served`: so does this, with the prompt, where a request came as far as having one. `gate`: who is let in.
+    `contract`: whose endpoints are served as well.
     `names_clients`: whether records tell clients' addresses.
     """
 
@@ -66,6 +71,7 @@ class Proxy:
         on_record: Callable[[RequestRecord], None],
         on_served: Callable[[RequestRecord, Prompt], None] | None = None,
         gate: Gate | None = None,
+        contract: Contract | None = None,
         names_clients: Callable[[], bool] = lambda: False,
     ) -> None:
         self._shared = shared
@@ -75,6 +81,7 @@ class Proxy:
         self._on_record = on_record
         self._on_served = on_served
         self._gate = gate or Gate()
+        self._contract = contract
         self._names_clients = names_clients
         self.n_active = 0
         """Requests under way."""
@@ -116,14 +123,21 @@ class Proxy:
             record.client = client_address(arrival.client.transport)
         response = self._response(arrival)
         ask: Ask | None = None
+        call: Call | None = None
         visit: Visit | None = None
         self.n_active += 1
         try:
             if not self._answered(head, response, record):
-                if self._gate.api_keys is not None:
+                contract = self._contract if head.route.is_endpoint else None
+                if contract is not None:
+                    visit = await contract.enter(arrival, self._body_limits)
+                if visit is None and self._gate.api_keys is not None:
                     visit = self._gate.api_keys.enter(head)
+                if visit is not None:
                     record.key = visit.name
-                ask = await self._ask(arrival, response, record, visit)
+                if contract is not None:
+                    call = contract.call(head if visit is None else visit.head)
+                ask = await self._ask(arrival, response, record, visit, call)
             if ask is not None:
                 await Exchange(self._shared, ask, response, record).run()
         except asyncio.CancelledError:
@@ -132,12 +146,15 @@ class Proxy:
         except ConnectionResetError:
             record.outcome = Outcome.CLIENT_GONE
             response.abort()
-        except PrefixRouteError as error:
-            record.outcome, record.error = _outcome_of(error), error.code
+        except PrefixRouteError as fault:
+            record.outcome = _outcome_of(fault)
+            # An answer that has begun says in its own form what went wrong.
+            error = fault if call is None or response.started else call.error(fault)
+            record.error = error.code
             if isinstance(error, KeyLimitError):
                 record.key = error.key
-            if isinstance(error, UpstreamError):
-                _log.warning("request %s: %s", name, error)
+            if isinstance(fault, UpstreamError):
+                _log.warning("request %s: %s", name, fault)
             response = self._fail(arrival, response, record, route, error)
         except Exception as fault:  # noqa: BLE001  the one place that answers 500
             record.outcome, record.error = Outcome.FAULT, PrefixRouteError.code
@@ -190,17 +207,18 @@ class Proxy:
         return True
 
     async def _ask(
-        self, arrival: Arrival, response: RawResponse, record: RequestRecord, visit: Visit | None
+        self, arrival: Arrival, response: RawResponse, record: RequestRecord, visit: Visit | None, call: Call | None
     ) -> Ask | None:
         """What is to be sent to an instance; None when it is answered already."""
         head = arrival.head if visit is None else visit.head
+        if call is not None:
+            head = call.head
         if head.method == "CONNECT":
             raise MalformedHeadError("tunnels are not made here")
         if head.method == "TRACE":
             # Who answers one sends back all that it got, and what the router adds to it with that: an instance's key.
-            raise MethodError("TRACE goes to no instance")
-        target = head.origin
-        if target is None:
+            raise MethodError("TRACE goes to no instance", _ALLOWED)
+        if head.origin is None:
             raise MalformedHeadError("the request target must be a path")
         cors = self._gate.cors
         if cors is not None and asks_for_websocket(head.headers) and not cors.may_connect(head.headers):
@@ -211,7 +229,7 @@ class Proxy:
             )
         is_models = head.path == "/v1/models" and head.method in ("GET", "HEAD")
         if is_models and len(self._shared.router.fleet.instances) > 1:
-            await self._models(head.headers, response, record, target)
+            await self._models(head, response, record, None if call is None else call.group)
             return None
         tenant = b""
         if self._gate.isolates:
@@ -219,11 +237,11 @@ class Proxy:
         return await read_ask(
             arrival,
             record,
-            target,
             stored=self._shared.stored,
             limits=self._body_limits,
             session_header=self._session_header,
             head=head,
+            call=call,
             tenant=tenant,
             exact_tokens=self._shared.exact_tokens,
         )
@@ -238,13 +256,18 @@ class Proxy:
         body = b'{"status":"ok"}' if up else b'{"status":"no instance can serve"}'
         self._answer(response, record, 200 if up else 503, [_JSON], body)
 
-    async def _models(self, raw: RawHeaders, response: RawResponse, record: RequestRecord, target: str) -> None:
+    async def _models(
+        self, head: RequestHead, response: RawResponse, record: RequestRecord, group: Group | None
+    ) -> None:
         shared = self._shared
+        among = None if group is None else group.members
         until_s = shared.clock() + shared.waiting.wait_s
-        while not (instances := shared.router.fleet.candidates(None, shared.clock())):
+        while not (instances := shared.router.fleet.candidates(None, shared.clock(), among=among)):
             await shared.waiting.wait_change(until_s)
-        headers = identified(asking(raw), record.request_id)
-        answer = await joined_models(shared.upstream, instances, UpstreamRequest.of("GET", target, headers, None))
+        request = UpstreamRequest.of(
+            "GET", head.origin or "/", identified(asking(head.headers), record.request_id), None
+        )
+        answer = await joined_models(shared.upstream, instances, request)
         record.outcome = Outcome.LOCAL if answer.status == 200 else outcome_of(answer.status)
         self._answer(response, record, answer.status, answer.headers, answer.body)
 
@@ -258,14 +281,16 @@ class Proxy:
     ) -> RawResponse:
         """Answers the error, or breaks the answer off when it has begun."""
         if response.started:
-            response.abort()
+            # Last words may find nobody any more.
+            with suppress(ConnectionResetError):
+                response.fail(error)
             return response
         # A body that was refused unread would have to be read to its end before the next request.
         close = isinstance(error, FramingError) or (arrival.is_unread and not _is_worth_reading(arrival, error))
         response = self._response(arrival, close=close)
-        body = error_body(route.dialect, error.status, error.code, str(error))
+        body = error_body(route.dialect, error.status, error.code, str(error), error.details)
         try:
-            headers = [*error_headers(error), *((_ALLOWED,) if isinstance(error, MethodError) else ())]
+            headers = error_headers(route.dialect, error.status, record.request_id, error)
             self._answer(response, record, error.status, headers, body)
             if isinstance(error, SlowBodyError):
                 response.hang_up()
@@ -278,13 +303,6 @@ class Proxy:
         record.status = status
         response.whole_now(status, identified(headers, record.request_id), body)
         record.answer_bytes = response.sent_bytes
-
-
-class MethodError(RequestError):
-    """A method that is never passed on."""
-
-    status = 405
-    code = "method_not_allowed"
 
 
 def _is_worth_reading(arrival: Arrival, error: PrefixRouteError) -> bool:

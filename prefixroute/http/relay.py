@@ -3,6 +3,7 @@
 Once the head has gone to the client there is no way back: a broken answer becomes a broken stream.
 """
 
+from collections.abc import Callable
 from http import HTTPStatus
 
 from prefixroute.core.lease import Lease
@@ -32,6 +33,8 @@ class Relay:
     _watch: UsageWatch | None = None
     _transcript: Transcript | None = None
     _comments: Comments | None = None
+    _wrap: Callable[[bytes], bytes] | None = None
+    """Makes of a piece what the client gets; of an answer that has no length then, nor trailers."""
     _n_unseen = 0
 
     def __init__(
@@ -58,7 +61,12 @@ class Relay:
             if lease is not None and lease.request.rest is not None:
                 self._transcript = Transcript.of(ask.prompt, answer.headers)
         if shared.comment_s is not None and may_have_comments(status, answer.headers):
-            self._comments = Comments(shared.comment_s, response.put, is_held=lambda: answer.is_paused)
+            wrap, put = self._wrap, response.put
+            self._comments = Comments(
+                shared.comment_s,
+                put if wrap is None else lambda comment: put(wrap(comment)),
+                is_held=lambda: answer.is_paused,
+            )
 
     async def run(self) -> None:
         """Passes the answer on, piece by piece as they come."""
@@ -72,8 +80,7 @@ class Relay:
             if answer.status == HTTPStatus.SWITCHING_PROTOCOLS:
                 await self._response.switch(answer.reason, switched(answer.headers), *answer.detach())
             else:
-                self._start()
-                await self._pour()
+                await self._pass_on()
             outcome = AttemptOutcome.ANSWERED
             # After the client has it all: it takes no longer to answer for this.
             if lease is not None and self._is_sound:
@@ -88,6 +95,10 @@ class Relay:
             if self._watch is not None:
                 self._note_usage(self._watch)
         record.outcome = outcome_of(answer.status)
+
+    async def _pass_on(self) -> None:
+        self._start()
+        await self._pour()
 
     async def _pour(self) -> None:
         answer, response = self._answer, self._response
@@ -114,8 +125,11 @@ class Relay:
                 self._n_unseen += len(piece)
                 if self._n_unseen > _MAX_UNSEEN_BYTES or self._ask.stores_responses:
                     self._look(self._watch)
+        if self._wrap is not None:
+            piece = self._wrap(piece) if piece else b""
+            chunks = None
         if is_last:
-            self._response.finish(piece, self._answer.trailers, chunks)
+            self._response.finish(piece, self._answer.trailers if self._wrap is None else (), chunks)
         else:
             self._response.put(piece, chunks)
 
@@ -172,8 +186,7 @@ class Relay:
         added: list[tuple[bytes, bytes]] = []
         if b"x-request-id" not in index:
             added.append((b"x-request-id", self._ask.request_id.encode("ascii")))
-        if self._shared.tell_decision:
-            added += self._decision_headers()
+        added += self._told()
         # As they came, where nothing about them is special.
         lines = head.relayed if response.permissions is None and status not in _SPECIAL else None
         if lines is None:
@@ -183,7 +196,10 @@ class Relay:
         lines += rendered(added)
         response.start_lines(status, answer.reason, lines, is_framed=is_framed, with_next=with_next)
 
-    def _decision_headers(self) -> list[tuple[bytes, bytes]]:
+    def _told(self) -> list[tuple[bytes, bytes]]:
+        """What was decided, if answers tell."""
+        if not self._shared.tell_decision:
+            return []
         record = self._record
         return [
             (b"x-prefixroute-instance", (record.upstream or "").encode("ascii", "replace")),

@@ -8,6 +8,7 @@ import asyncio
 import socket
 import struct
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -40,6 +41,8 @@ class RawResponse:
     sent_bytes = 0
     permissions: RawHeaders | None = None
     """What the head tells browsers (CORS), in place of what it would; None: as it is."""
+    last_words: Callable[[Exception], bytes] | None = None
+    """How an answer under way says, in its own form, that it cannot go on; None: it breaks off."""
 
     def __init__(self, arrival: Arrival, *, close: bool = False) -> None:
         """`close`: the connection is of no use after this answer."""
@@ -171,6 +174,13 @@ class RawResponse:
     async def taken(self) -> None:
         """Until the client has taken nearly all of what was written: the next answer is not piled upon it."""
         await self._client.drained()
+
+    def fail(self, error: Exception) -> None:
+        """The answer cannot go on: its last words say so, or it breaks off."""
+        if self.last_words is None:
+            self.abort()
+        else:
+            self.finish(self.last_words(error))
 
     def abort(self) -> None:
         """The body will never be complete: the client sees the connection close before its end."""

@@ -17,17 +17,22 @@ class Dialect(Enum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    SAGEMAKER = "sagemaker"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`label`: for metrics and logs. `repeatable`: generation and pooling, which may be computed twice."""
+    """`label`: for metrics and logs. `repeatable`: generation and pooling, which may be computed twice.
+
+    `is_endpoint`: a path of SageMaker's, which an instance knows under another name.
+    """
 
     label: str
     api: Api = Api.OTHER
     dialect: Dialect = Dialect.OPENAI
     repeatable: bool = False
     stores_responses: bool = False
+    is_endpoint: bool = False
 
 
 OTHER = Route("other")
@@ -75,8 +80,34 @@ _ROUTES: dict[str, Route] = {
 # What is posted to these, written so, is read for routing.
 READ_PATHS = frozenset(path.encode("ascii") for path, route in _ROUTES.items() if route.api is not Api.OTHER)
 
+# SageMaker's, below the name of an endpoint.
+ENDPOINT_PATH = re.compile(
+    r"/endpoints/(?P<endpoint>[^/]+)"
+    r"(?:/(?P<operation>(?:async-)?invocations(?:-[a-z-]+)?)"
+    r"|(?:/inference-components/(?P<component>[^/]+))?/openai(?P<openai>/v1(?:/.*)?))"
+)
+_ENDPOINT_PATH_BYTES = re.compile(ENDPOINT_PATH.pattern.encode("ascii"))
+_INVOCATIONS = Route("/endpoints/{name}/invocations", dialect=Dialect.SAGEMAKER, is_endpoint=True)
+_RESPONSE_STREAM = Route("/endpoints/{name}/invocations-response-stream", dialect=Dialect.SAGEMAKER, is_endpoint=True)
+_OTHER_INVOCATIONS = Route("other", dialect=Dialect.SAGEMAKER, is_endpoint=True)
+_OPENAI_OF_ENDPOINT = Route("/endpoints/{name}/openai", is_endpoint=True)
+
 _STORED = Route("/v1/responses/{id}")
 _MESSAGES_BELOW = Route("other", dialect=Dialect.ANTHROPIC)
+
+
+def is_read_of_endpoint(path: bytes) -> bool:
+    """Whether what is posted to this path, written so, is read for routing on behalf of an endpoint."""
+    found = _ENDPOINT_PATH_BYTES.fullmatch(path) if path.startswith(b"/endpoints/") else None
+    if found is None:
+        return False
+    openai = found["openai"]
+    return (
+        found["operation"] in (b"invocations", b"invocations-response-stream")
+        if openai is None
+        else openai in READ_PATHS
+    )
+
 
 _AUTHORITY = re.compile(r"^[^/?#]*")
 # As far as its target: what is behind that may be what is wrong.
@@ -168,6 +199,16 @@ def route_of(path: str) -> Route:
         return route
     if path.startswith("/v1/messages/"):
         return _MESSAGES_BELOW
+    if path.startswith("/endpoints/") and (found := ENDPOINT_PATH.fullmatch(path)) is not None:
+        if found["openai"] is not None:
+            return _OPENAI_OF_ENDPOINT
+        match found["operation"]:
+            case "invocations":
+                return _INVOCATIONS
+            case "invocations-response-stream":
+                return _RESPONSE_STREAM
+            case _:
+                return _OTHER_INVOCATIONS
     return _STORED if stored_response_id(path) else OTHER
 
 

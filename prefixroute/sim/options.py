@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
-from prefixroute.config.errors import did_you_mean
+from prefixroute.config.words import did_you_mean
 from prefixroute.demo.engine import EngineConfig
 from prefixroute.errors import ConfigError
 from prefixroute.sim import strategies

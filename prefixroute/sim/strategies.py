@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from prefixroute.config.constants import constants, hold_constants
-from prefixroute.config.errors import describe, did_you_mean
+from prefixroute.config.errors import describe
 from prefixroute.config.routing import ExpectedLatencySettings, PrefixAwareSettings
 from prefixroute.config.tables import Table
+from prefixroute.config.words import did_you_mean
 from prefixroute.core.guard import GuardConstants
 from prefixroute.core.held import HoldConstants
 from prefixroute.core.load import LoadConstants

@@ -17,12 +17,15 @@ from yarl import URL
 
 from prefixroute.core.blocks import BlockHasher
 from prefixroute.core.fleet import Instance, ProbeFailure
+from prefixroute.core.group import Group
+from prefixroute.core.policies.blind import LeastOutstanding
 from prefixroute.core.policies.expected_latency import ExpectedLatency
 from prefixroute.core.policies.session import SessionPolicy
 from prefixroute.core.policy import Candidate, Decision, Facts, Policy, Reason, StatelessPolicy
 from prefixroute.core.prompt import Api, read_prompt
 from prefixroute.core.router import Router
 from prefixroute.http.admin import Admin as AdminHandler
+from prefixroute.http.arrival import RequestHead
 from prefixroute.http.body import BodyLimits
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.front import ClientLimits, FrontServer, listen
@@ -42,10 +45,11 @@ APIS = {
 }
 
 
-def classify(path: str) -> Api:
+def aim(path: str, _head: RequestHead) -> tuple[Api, Group | None]:
     if path == "/fault":
         raise KeyError(SECRET)
-    return APIS.get(path, Api.OTHER)
+    group = Group(LeastOutstanding(), ["[::1]:8002"], strategy="OURS") if path == "/grouped" else None
+    return APIS.get(path, Api.CHAT if group else Api.OTHER), group
 
 
 class Admin:
@@ -71,7 +75,7 @@ class Admin:
             self.router,
             self.metrics,
             strategy="expected_latency",
-            classify=classify,
+            aim=aim,
             is_stopping=lambda: self.stopping,
             stored=self.stored,
             decisions=self.decisions,
@@ -354,6 +358,14 @@ async def test_an_unknown_instance_is_not_found(admin: Admin, action: str) -> No
 
 
 # ---------------------------------------------------------------------- explaining
+
+
+async def test_explain_says_where_a_request_of_a_group_would_go_and_by_which_rule(admin: Admin) -> None:
+    _, whole, _ = await admin.ask("POST", "/explain", CHAT)
+    status, body, _ = await admin.ask("POST", "/explain?path=/grouped", CHAT)
+    assert (status, body["strategy"], whole["strategy"]) == (200, "OURS", "expected_latency")
+    assert [candidate["instance"] for candidate in body["candidates"]] == ["[::1]:8002"] == [body["chosen"]]
+    assert len(whole["candidates"]) == 2
 
 
 async def test_an_explanation_says_who_would_take_it_and_why(admin: Admin) -> None:

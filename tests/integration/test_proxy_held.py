@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_between_grant_and_wake_up_gives_its_place_to
         await ask(leaves, "leaves")
         await until(lambda: n_held(app) == 1)
         handlers = asyncio.all_tasks() - before
-        (waiting,) = app.router.held.oldest(1, app.router.held.models)  # type: ignore[arg-type]  # iterable is enough
+        (waiting,) = app.router.held.oldest(1, app.router.held.kinds)  # type: ignore[arg-type]  # iterable is enough
         await ask(third, "third")
         await until(lambda: n_held(app) == 2)
         grant = waiting.grant

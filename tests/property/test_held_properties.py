@@ -140,7 +140,7 @@ class HeldMachine(RuleBasedStateMachine):
         for slot in range(len(MODELS)):
             bound = sum(one.work for one in held if one.slot == slot)
             assert self.router.held.by_slot.get(slot, 0.0) == pytest.approx(bound, abs=1e-6)
-        assert set(self.router.held.models) == {one.model for one in held}
+        assert set(self.router.held.kinds) == {one.kind for one in held}
 
     def teardown(self) -> None:
         """Whatever happened, a fleet that is well and answers lets everybody in."""

@@ -46,6 +46,14 @@ plain_fields = st.one_of(
 )
 
 
+OF_ENDPOINTS = (
+    b"/endpoints/a/invocations",
+    b"/endpoints/%s/invocations-response-stream" % (b"long-" * 12),
+    b"/endpoints/a-b/openai/v1/chat/completions",
+    b"/endpoints/a/inference-components/c1/openai/v1/completions",
+)
+
+
 @st.composite
 def plain_heads(draw: st.DrawFn) -> bytes:
     """Heads that are plain, nearly all of them."""
@@ -54,7 +62,9 @@ def plain_heads(draw: st.DrawFn) -> bytes:
     lines.insert(draw(st.integers(0, len(lines))), length)
     lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from([(b"Host", b"a"), (b"HOST", b"a:80")])))
     fields = b"".join(name + b":" + draw(blanks) + value + draw(endings) + b"\r\n" for name, value in lines)
-    path = draw(st.sampled_from(sorted(READ_PATHS))) + draw(st.sampled_from([b"", b"", b"?", b"?a=/../b"]))
+    path = draw(st.sampled_from([*sorted(READ_PATHS), *OF_ENDPOINTS])) + draw(
+        st.sampled_from([b"", b"", b"?", b"?a=/../b"])
+    )
     return b"POST %s HTTP/1.1\r\n%s\r\n" % (path, fields)
 
 

@@ -273,6 +273,28 @@ async def test_the_banner_says_where_requests_are_recorded(tmp_path: Path) -> No
         assert app.facts()["recording"] == path
 
 
+async def test_a_start_says_who_is_to_go_by_knowledge_that_nobody_gives(caplog: pytest.LogCaptureFixture) -> None:
+    variant = {"VariantName": "A", "RoutingConfig": {"RoutingStrategy": "KV_AWARE"}}
+    settings = Settings.model_validate(
+        {
+            "listen": {"port": 0},
+            "admin": None,
+            "fleet": {"instances": [{"url": "http://127.0.0.1:1"}]},
+            "routing": {"strategy": "kv_aware"},
+            "sagemaker": {"endpoints": [{"EndpointName": "bot", "ProductionVariants": [variant]}]},
+        }
+    )
+    async with running(settings):
+        told = [record.getMessage() for record in caplog.records if "knows nothing" in record.getMessage()]
+    assert told == [
+        "strategy kv_aware knows nothing: no instance has kv_events (docs/kv-events.md); load decides",
+        (
+            "KV_AWARE knows nothing in variant A of endpoint bot: none of its instances has kv_events "
+            "(docs/kv-events.md); load decides"
+        ),
+    ]
+
+
 @pytest.mark.parametrize("missing", ["zmq", "msgspec"])
 async def test_kv_events_without_their_extra_stop_the_start(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("prefixroute.kv_events")]:

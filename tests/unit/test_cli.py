@@ -65,7 +65,7 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
     for name in os.environ:
-        if name.startswith("PREFIXROUTE_"):
+        if name.startswith(("PREFIXROUTE_", "SAGEMAKER_")):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     # Help is laid out for a terminal of this width.
@@ -254,6 +254,30 @@ def test_all_problems_are_told_at_once(shell: Shell, command: str) -> None:
 def test_the_environment_is_checked_too(shell: Shell, command: str, variable: str, value: str, line: str) -> None:
     shell.monkeypatch.setenv(variable, value)
     refused(shell.run(command, URLS[0]), line)
+
+
+def test_a_containers_port_is_checked_too(shell: Shell, command: str) -> None:
+    shell.monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "http")
+    refused(shell.run(command, URLS[0]), "SAGEMAKER_BIND_TO_PORT: must be a port from 1 to 65535, not http")
+    # Checked as it would listen.
+    shell.monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "9190")
+    refused(shell.run(command, URLS[0]), "admin.port: 9190 is also listen.port (choose another, or admin: null)")
+
+
+def test_a_variable_names_the_file_and_the_option_goes_before_it(shell: Shell, command: str) -> None:
+    shell.monkeypatch.setenv("PREFIXROUTE_CONFIG", shell.file("listen: {prot: 1}", "variable.yaml"))
+    refused(shell.run(command, URLS[0]), "listen.prot: unknown setting; did you mean 'port'?")
+    refused(
+        shell.run(command, URLS[0], "--config", shell.file("log: {levl: info}")),
+        "log.levl: unknown setting; did you mean 'level'?",
+    )
+    shell.monkeypatch.setenv("PREFIXROUTE_CONFIG", "nowhere.yaml")
+    refused(shell.run(command), f"nowhere.yaml: no such file in the working directory, {shell.home}")
+
+
+def test_an_empty_variable_names_no_file(shell: Shell) -> None:
+    shell.monkeypatch.setenv("PREFIXROUTE_CONFIG", "")
+    assert shell.run("check", URLS[0]).code == 0
 
 
 def test_options_are_checked_like_settings(shell: Shell) -> None:

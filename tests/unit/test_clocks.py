@@ -6,7 +6,7 @@ from pathlib import Path
 import prefixroute
 
 # What is dated there: lines of the access log, the start of a recording, KV events by the publisher's clock, when a
-# configuration was read, and answers of our own.
+# configuration was read, answers of our own, and AWS's signatures and sessions, whose times are told in its terms.
 WALL_CLOCK = {
     "access_log.py",
     "exact_tokens/template.py",
@@ -14,6 +14,7 @@ WALL_CLOCK = {
     "kv_events/service.py",
     "metrics/facts.py",
     "recording/recorder.py",
+    "sagemaker/service.py",
 }
 WALL_NAMES = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
 

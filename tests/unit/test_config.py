@@ -20,7 +20,7 @@ from prefixroute.config.load import MAX_PROBLEMS, instances_from_urls, load_sett
 from prefixroute.config.routing import Strategy
 from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import InstanceSettings, KvEventsSettings, Settings
-from prefixroute.config.tables import Table, is_path, table_in
+from prefixroute.config.tables import Table, fields_by_key, is_path, table_in
 from prefixroute.config.url import instance_name, instance_url
 from prefixroute.errors import ConfigError
 
@@ -67,7 +67,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 def fields(table: type[Table], above: str = "") -> Iterator[tuple[str, type[Table]]]:
     """Every field by its path, below lists too, with the table that declares it."""
-    for key, field in table.model_fields.items():
+    for key, field in fields_by_key(table).items():
         yield above + key, table
         inner = table_in(field.annotation)
         if inner is not None:
@@ -106,9 +106,10 @@ def test_the_example_has_every_setting() -> None:
     for path, _ in fields(Settings):
         here = data
         for key in path.split("."):
-            here = here[0] if isinstance(here, list) else here
-            if here is None or here == "off":  # off by default: its settings are shown in comments
-                assert f"#     {key}: " in EXAMPLE.read_text(), f"{path} is missing from config.example.yaml"
+            here = here[0] if isinstance(here, list) and here else here
+            if here in (None, "off", []):  # off by default: its settings are shown in comments
+                shown = re.search(rf"^ *# {{5,}}(- )?({{.*)?\b{key}:( |$)", EXAMPLE.read_text(), re.MULTILINE)
+                assert shown, f"{path} is missing from config.example.yaml"
                 break
             assert key in here, f"{path} is missing from config.example.yaml"
             here = here[key]
@@ -121,7 +122,7 @@ def test_the_example_means_the_same_to_other_yaml_readers() -> None:
 
 @pytest.mark.parametrize(("path", "table"), [*fields(Settings)])
 def test_every_setting_is_described(path: str, table: type[Table]) -> None:
-    description = table.model_fields[path.rpartition(".")[2]].description
+    description = fields_by_key(table)[path.rpartition(".")[2]].description
     assert description is not None
     assert description.endswith(".")
     assert "\n" not in description
@@ -841,7 +842,7 @@ VALUES = st.recursive(
 def table_of(model: type[Table]) -> st.SearchStrategy[dict[str, Any]]:
     """Tables with the right keys, and now and then a right shape below them."""
     shapes: dict[str, st.SearchStrategy[Any]] = {}
-    for key, field in model.model_fields.items():
+    for key, field in fields_by_key(model).items():
         inner = table_in(field.annotation)
         shape = st.just({}) if inner is None else table_of(inner)
         shapes[key] = VALUES | (st.lists(shape, max_size=3) if get_origin(field.annotation) is tuple else shape)
@@ -1014,7 +1015,10 @@ def test_secrets_come_from_files_too(tmp_path: Path) -> None:
         ),
         (
             {"limits": {"per_key_in_flight": 1}},
-            "limits.per_key_in_flight: needs listen.api_keys_file, which says what keys there are",
+            (
+                "limits.per_key_in_flight: needs listen.api_keys_file or sagemaker.access_keys_file, "
+                "which say what keys there are"
+            ),
         ),
         (
             {"routing": {"isolate_by": "api_key"}, "fleet": {"instances": [{"url": "http://a", "kv_events": "auto"}]}},

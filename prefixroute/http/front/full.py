@@ -351,6 +351,6 @@ class FullConnection(RequestHandler):
         fields = {} if client is None else {"client": client}
         _log.info("request %s: refused before it was one: %s", name, text, extra={"fields": fields})
         self._on_unread(code)
-        headers = [*error_headers(None), (b"x-request-id", name.encode("ascii"))]
-        response.whole_now(status, headers, error_body(dialect_of(self._start), status, code, text))
+        dialect = dialect_of(self._start)
+        response.whole_now(status, error_headers(dialect, status, name), error_body(dialect, status, code, text))
         return cast(web.StreamResponse, Refusal(response, self))

@@ -1,14 +1,14 @@
 """The plain case, stated once: what the fast lane takes itself. Everything else is in doubt, and goes to aiohttp.
 
-    POST KNOWN-PATH [ "?" *256( ALPHA / DIGIT / one of ._~=&,:/- ) ] HTTP/1.1 CRLF
+    POST READ-PATH [ "?" *256( ALPHA / DIGIT / one of ._~=&,:/- ) ] HTTP/1.1 CRLF
     1*256( token ":" [ws] *text [ws] CRLF )    every name once; text: no control characters but tabs
     CRLF
     exactly Content-Length bytes, not more than the limit on bodies
 
-The whole head is not longer than the limit on one header. KNOWN-PATH is a path of `routes` as it is written there,
-whose body is read for routing. Among the headers are one Host that names a host, one Content-Length of 1 to 9 digits
-without a sign or leading zeros, and none of `_IN_DOUBT`; Connection says `keep-alive` if it is there, and Content-Type
-no multipart.
+The whole head is not longer than the limit on one header. READ-PATH is a path whose body is read for routing, as
+`routes` writes it, of at most 256 characters. Among the headers are one Host that names a host, one Content-Length of
+1 to 9 digits without a sign or leading zeros, and none of `_IN_DOUBT`; Connection says `keep-alive` if it is there, and
+Content-Type no multipart.
 
 Who sends the same head again on a connection, but for its Content-Length and X-Request-Id, is recognised by comparing
 bytes, if it is of 8 KB at most: so much is kept of the last one.
@@ -19,10 +19,10 @@ import re
 from prefixroute.http.arrival import RequestHead
 from prefixroute.http.body import is_authority
 from prefixroute.http.headers import MAX_HEADERS, fit_request_id
-from prefixroute.http.routes import READ_PATHS
+from prefixroute.http.routes import READ_PATHS, is_read_of_endpoint
 
 _HEAD = re.compile(
-    rb"POST (/[0-9A-Za-z/_-]{1,64})(\?[0-9A-Za-z._~=&,:/-]{0,256})? HTTP/1\.1\r\n"
+    rb"POST (/[0-9A-Za-z/_-]{1,255})(\?[0-9A-Za-z._~=&,:/-]{0,256})? HTTP/1\.1\r\n"
     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+"
     rb"\r\n"
 )
@@ -104,7 +104,7 @@ def read_plain(data: bytes, max_header_bytes: int) -> tuple[Plain, PlainHead | N
     found = _HEAD.match(data)
     if found is None or found.end() > max_header_bytes:
         return None
-    if found[1] not in READ_PATHS:
+    if found[1] not in READ_PATHS and not is_read_of_endpoint(found[1]):
         return None
     line_end = data.index(b"\n")
     target = data[len(_METHOD) : line_end - len(_VERSION)].decode("ascii")

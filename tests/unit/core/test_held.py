@@ -336,7 +336,7 @@ def test_sums_are_exactly_zero_when_nobody_is_held() -> None:
         helds.bind(held, 1, 0.7)
     for held in requests:
         helds.leave(held)
-    assert (helds.by_slot, list(helds.models)) == ({}, [])
+    assert (helds.by_slot, list(helds.kinds)) == ({}, [])
 
 
 def test_who_wants_an_idle_instance_does_not_wait_behind_all_who_wait_for_a_busy_one() -> None:

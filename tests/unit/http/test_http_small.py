@@ -27,9 +27,10 @@ def test_an_error_says_whose_fault_it_is(status: int) -> None:
 
 def test_an_error_says_when_to_come_back_where_that_is_known() -> None:
     json_type = (b"Content-Type", b"application/json")
-    assert list(error_headers(None)) == list(error_headers(RequestError("x"))) == [json_type]
-    assert list(error_headers(NoInstanceError("x", 7))) == [json_type, (b"Retry-After", b"7")]
-    assert list(error_headers(NoInstanceError("x"))) == [json_type, (b"Retry-After", b"1")]
+    openai, whose = Dialect.OPENAI, (b"x-request-id", b"r")
+    assert error_headers(openai, 400, "r") == error_headers(openai, 400, "r", RequestError("x")) == [json_type, whose]
+    assert error_headers(openai, 503, "r", NoInstanceError("x", 7)) == [json_type, whose, (b"Retry-After", b"7")]
+    assert error_headers(openai, 503, "r", NoInstanceError("x")) == [json_type, whose, (b"Retry-After", b"1")]
 
 
 # ---------------------------------------------------------------------- usage

@@ -61,6 +61,26 @@ def test_every_target_whose_body_is_read_is_known(target: bytes) -> None:
     assert plain[0].target == target.decode()
 
 
+@pytest.mark.parametrize(
+    ("target", "is_known"),
+    [
+        (b"/endpoints/bot/invocations", True),
+        (b"/endpoints/%s/invocations-response-stream" % (b"b" * 63), True),
+        (b"/endpoints/bot/openai/v1/chat/completions", True),
+        (b"/endpoints/bot/inference-components/one/openai/v1/completions", True),
+        (b"/endpoints/bot/async-invocations", False),
+        (b"/endpoints/bot/invocations/", False),
+        (b"/endpoints//invocations", False),
+        (b"/endpoints/bot/openai/v1/models", False),
+        (b"/endpoints/bot/openai/v1/../v1/completions", False),
+        (b"/endpoints/%s/invocations" % (b"b" * 240), False),
+    ],
+)
+def test_what_is_read_of_endpoints_is_known_too(target: bytes, is_known: bool) -> None:
+    plain = read(b"POST %s HTTP/1.1\r\n" % target + HOST + LENGTH + b"\r\n")
+    assert (plain is not None and plain[0].target == target.decode()) is is_known
+
+
 def test_a_simple_query_goes_along() -> None:
     plain = read(b"POST /v1/messages?beta=true HTTP/1.1\r\n" + HOST + LENGTH + b"\r\n")
     assert plain is not None

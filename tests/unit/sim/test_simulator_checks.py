@@ -181,8 +181,11 @@ def test_facts_hold_nothing_but_numbers_and_the_prompt() -> None:
         assert len(facts.chain) <= facts.n_tokens // 256
         for candidate in candidates:
             assert isinstance(candidate.instance, Instance)
+            assert candidate.machine == ""
             assert all(
-                isinstance(getattr(candidate, name), int | float) for name in Candidate.__slots__ if name != "instance"
+                isinstance(getattr(candidate, name), int | float)
+                for name in Candidate.__slots__
+                if name not in ("instance", "machine")
             )
 
 

@@ -1,0 +1,170 @@
+"""The endpoint contract of one router: who is let in, what is asked, and whom it is for."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from random import Random
+
+from prefixroute.core.fleet import Fleet
+from prefixroute.core.group import Group
+from prefixroute.core.policies.blind import LeastOutstanding
+from prefixroute.errors import MethodError, RequestError
+from prefixroute.http.arrival import Arrival, RequestHead
+from prefixroute.http.auth import Gate, Visit, presented_key
+from prefixroute.http.body import BodyLimits, check_length, expect_continue, read_whole
+from prefixroute.http.contract import Call
+from prefixroute.http.headers import RawHeaders
+from prefixroute.http.routes import ENDPOINT_PATH
+from prefixroute.sagemaker.calls import InvocationCall, OpenAICall
+from prefixroute.sagemaker.endpoints import Destination, Endpoints
+from prefixroute.sagemaker.errors import UnknownEndpointError, UnsupportedOperationError
+from prefixroute.sagemaker.fields import NEW_SESSION, InvocationFields, check_endpoint_name, read_fields
+from prefixroute.sagemaker.sessions import Sessions
+from prefixroute.sagemaker.sigv4 import Verifier, missing_authentication, read_signature
+
+# What proves to AWS who asks and tells it how; none of an instance's business.
+_SIGNING = frozenset(
+    {
+        b"x-amz-date",
+        b"x-amz-security-token",
+        b"x-amz-content-sha256",
+        b"amz-sdk-invocation-id",
+        b"amz-sdk-request",
+    }
+)
+# Frames and errors are made of what can be read.
+_CODINGS = b"accept-encoding"
+_STREAM_ACCEPT = b"x-amzn-sagemaker-accept"
+# Above this, hashing takes longer than others should wait for a turn: half a millisecond.
+_HASHED_AT_ONCE_BYTES = 262_144
+
+
+class SageMaker:
+    """`signatures`: what verifies them at the moment; None: they are not looked at. `wall_clock`: seconds since 1970.
+
+    `gate`: of the data port, where keys are.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        sessions: Sessions,
+        fleet: Fleet,
+        gate: Gate,
+        signatures: Callable[[], Verifier | None],
+        *,
+        rng: Random,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.endpoints = endpoints
+        self.sessions = sessions
+        self._fleet = fleet
+        self._gate = gate
+        self._signatures = signatures
+        self._rng = rng
+        self._wall_clock = wall_clock
+        # Of endpoints that have no groups of their own, for sessions.
+        self._whole_fleet = Group(LeastOutstanding())
+
+    async def enter(self, arrival: Arrival, limits: BodyLimits) -> Visit | None:
+        """As `Contract` has it: by AWS's signature, where access keys are configured."""
+        verifier, keys = self._signatures(), self._gate.api_keys
+        if verifier is None or keys is None:
+            return None
+        head = arrival.head
+        signature = read_signature(head.headers)
+        if signature is None:
+            if any(presented_key(header) for header in head.headers):
+                return None
+            raise missing_authentication(head.target)
+        claim = verifier.check_head(signature, head.headers, self._wall_clock())
+        check_length(arrival, limits)
+        expect_continue(arrival)
+        body = arrival.whole = await read_whole(arrival, limits)
+        digest = sha256(body).hexdigest() if len(body) <= _HASHED_AT_ONCE_BYTES else await _digest_aside(body)
+        name = verifier.verify(claim, head.method, head.origin or head.target, head.headers, digest)
+        return keys.enter_as(name, head)
+
+    def call(self, head: RequestHead) -> Call:
+        """As `Contract` has it."""
+        target = head.origin or "/"
+        path, mark, query = target.partition("?")
+        found = ENDPOINT_PATH.fullmatch(path)
+        if found is None:
+            raise RequestError("the path must be written plainly: /endpoints/NAME/invocations, without escapes")
+        endpoint = found["endpoint"]
+        check_endpoint_name(endpoint)
+        if found["openai"] is not None:
+            fields = read_fields(head.headers, streaming=False)
+            component = found["component"] or fields.inference_component
+            destination = self.endpoints.destination(endpoint, fields.target_variant, component, self._rng)
+            return OpenAICall(_with(head, found["openai"] + mark + query, _for_instance(head.headers)), destination)
+        operation = found["operation"]
+        if operation not in ("invocations", "invocations-response-stream"):
+            raise UnsupportedOperationError(
+                f"{operation} is not supported by this router (invocations and invocations-response-stream are)"
+            )
+        if head.method != "POST":
+            raise MethodError("endpoints are invoked with POST", "POST")
+        streaming = operation == "invocations-response-stream"
+        fields = read_fields(head.headers, streaming=streaming)
+        destination, group = self._destination(endpoint, fields)
+        headers = _for_instance(head.headers)
+        if streaming:
+            headers = _asking_as_streams_do(headers)
+        return InvocationCall(
+            _with(head, "/invocations" + mark + query, headers),
+            endpoint,
+            destination,
+            group,
+            streaming=streaming,
+            sessions=self.sessions,
+            fleet=self._fleet,
+        )
+
+    def _destination(self, endpoint: str, fields: InvocationFields) -> tuple[Destination, Group | None]:
+        """Which part of the endpoint, and who of it."""
+        variant, component, session = fields.target_variant, fields.inference_component, fields.session_id
+        if session is None or session == NEW_SESSION:
+            destination = self.endpoints.destination(endpoint, variant, component, self._rng)
+            return destination, destination.group
+        home = self.sessions.home(endpoint, session, self._wall_clock())
+        if home is None or (variant or home.variant, component or home.component) != (home.variant, home.component):
+            # An endpoint that is not there is the first thing to be told.
+            self.endpoints.destination(endpoint, variant, component, self._rng)
+            raise UnknownEndpointError(
+                "there is no such session, or it has ended (X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one)"
+            )
+        destination = self.endpoints.destination(endpoint, home.variant, home.component, self._rng)
+        return destination, (destination.group or self._whole_fleet).only(home.instance)
+
+
+def _with(head: RequestHead, target: str, headers: RawHeaders) -> RequestHead:
+    return RequestHead(head.method, target, head.minor, headers, is_plain=head.is_plain)
+
+
+def _for_instance(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    kept = []
+    for header in headers:
+        name = header[0].lower()
+        if name in _SIGNING or name == _CODINGS:
+            continue
+        if name == b"authorization" and header[1].lstrip()[:3].upper() == b"AWS":
+            continue
+        kept.append(header)
+    return kept
+
+
+def _asking_as_streams_do(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """What the client accepts of a container, it says in a header of SageMaker's: its own Accept is for the frames."""
+    accepts = [value for name, value in headers if name.lower() == _STREAM_ACCEPT]
+    kept = [header for header in headers if header[0].lower() not in (b"accept", _STREAM_ACCEPT)]
+    return [*kept, *((b"Accept", value) for value in accepts)]
+
+
+async def _digest_aside(body: bytes) -> str:
+    """In a thread: hashing large bodies lets go of the interpreter."""
+    digest = await asyncio.get_running_loop().run_in_executor(None, partial(sha256, body))
+    return digest.hexdigest()
