@@ -1,7 +1,8 @@
 """What an answer tells the router, read from a copy of its bytes: its tokens, and the id of a stored response.
 
 Only the first bytes and the last few pieces are looked at: usage stands at the end of OpenAI's answers and streams and
-at the start of Anthropic's streams. Nothing is decoded, nothing held back.
+at the start of Anthropic's streams. llama.cpp tells its timings at the end of every stream. Nothing is decoded, nothing
+held back.
 """
 
 from collections import deque
@@ -20,6 +21,10 @@ _END_OF_NAMES = b'_tokens"'
 _MAX_BEFORE_END = max(map(len, _NAMES))
 _TOLD = re_compile(rb'"(%b)(?=")(?:"\s*:\s*(\d{1,12}))?' % b"|".join(_NAMES))
 _MAX_COMPLETION_DIGITS = 9
+
+# What llama.cpp tells with the last event of a stream, also where nobody asks for its usage.
+_TIMINGS = re_compile(rb'"timings"\s*:\s*\{([^{}]*)\}')
+_TIMED = re_compile(rb'"(cache_n|prompt_n|predicted_n)"\s*:\s*(\d{1,9})')
 
 _LF = 0x0A
 _RESPONSE_ID = re_compile(rb'"id"\s*:\s*"(resp[^"\\]{1,200})"')
@@ -70,6 +75,9 @@ class UsageWatch:
         # A document in one piece is both.
         if usage is None and self._last and self._first is not self._last[0]:
             usage = _usage(_told(self._first))
+        if usage is None and (timed := self._timed()):
+            cached, computed = timed.get(b"cache_n"), timed.get(b"prompt_n")
+            usage = None if cached is None or computed is None else (cached, cached + computed)
         return usage
 
     def completion_tokens(self) -> int | None:
@@ -77,12 +85,18 @@ class UsageWatch:
         for name, number in reversed(self._told_last()):
             if name in _COMPLETION:
                 return int(number[:_MAX_COMPLETION_DIGITS]) if number else None
-        return None
+        return self._timed().get(b"predicted_n")
 
     def response_id(self) -> str | None:
         """The id under which the instance stores the response."""
         found = _RESPONSE_ID.search(self._first)
         return found[1].decode("utf-8", "replace") if found else None
+
+    def _timed(self) -> dict[bytes, int]:
+        """Tokens from the cache, computed and generated, as llama.cpp counts them; empty where it is not that."""
+        last = self._last[-1] if len(self._last) == 1 else b"".join(self._last)
+        found = _TIMINGS.search(last) if b'"timings"' in last else None
+        return {} if found is None else {name: int(number) for name, number in _TIMED.findall(found[1])}
 
     def _told_last(self) -> "_Told":
         told = self._told

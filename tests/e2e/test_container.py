@@ -2,9 +2,11 @@
 
 from signal import SIGHUP
 
+import aiohttp
 import pytest
 
 from prefixroute.demo.server import SimulatedServer
+from prefixroute.testing.upstream import Call, FakeUpstream, json_answer, raw_answer
 from tests.command import Commands
 from tests.e2e.harness import assert_refused, chat, free_port, get, stop
 
@@ -58,3 +60,32 @@ async def test_options_go_before_the_containers_port(commands: Commands, server:
     await assert_refused(command.url.replace("127.0.0.1", ELSEWHERE))
     await assert_refused(f"http://127.0.0.1:{port}")
     await stop(command)
+
+
+async def test_servers_that_speak_ping_and_invocations_only(commands: Commands) -> None:
+    async def container(call: Call) -> None:
+        match call.method, call.target:
+            case "GET", "/ping":
+                await json_answer({})(call)
+            case "POST", "/invocations":
+                await raw_answer(call.body[::-1])(call)
+            case _:
+                await json_answer({"detail": "Not Found"}, status=404)(call)
+
+    async with FakeUpstream(container, script_all=True) as first, FakeUpstream(container, script_all=True) as second:
+        port = free_port()
+        command = await commands.start(
+            "serve",
+            *(first.url, second.url, "--admin-port", "0"),
+            environ={"SAGEMAKER_BIND_TO_PORT": str(port)},
+        )
+        await command.wait_serving()
+        await command.wait_line(f"{first.port} is up")
+        await command.wait_line(f"{second.port} is up")
+        own = f"http://127.0.0.1:{port}"
+        assert (await get(own, "/ping")).status == 200
+        async with aiohttp.ClientSession() as client:
+            for path in ("/invocations", "/endpoints/any/invocations"):
+                async with client.post(own + path, data=b"\x00opaque\xff") as answer:
+                    assert (answer.status, await answer.read()) == (200, b"\xffeuqapo\x00")
+        await stop(command)

@@ -95,6 +95,35 @@ def test_the_length_of_an_answer_is_none_where_it_is_not_told(pieces: list[bytes
     assert watched(*pieces).completion_tokens() is None
 
 
+# The end of a stream of llama.cpp (build 11434) that was not asked for its usage.
+TIMINGS = (
+    b'data: {"choices":[{"finish_reason":"length","index":0,"delta":{}}],"object":"chat.completion.chunk",'
+    b'"timings":{"cache_n":41,"prompt_n":1,"prompt_ms":151.201,"prompt_per_second":6.613712872269364,"predicted_n":4}}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    "pieces", [[TIMINGS, DONE], [TIMINGS + DONE], [TIMINGS[:120], TIMINGS[120:160], TIMINGS[160:], DONE]]
+)
+def test_timings_of_llama_cpp_tell_where_usage_does_not(pieces: list[bytes]) -> None:
+    watch = watched(b"data: {}\n\n", *pieces)
+    assert (watch.usage(), watch.completion_tokens()) == ((41, 42), 4)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "usage"),
+    [
+        ([TIMINGS, b"data: {" + CHAT_USAGE + b"}\n\n"], (64, 100)),
+        ([b'{"text":"\\"timings\\": {\\"cache_n\\": 1, \\"prompt_n\\": 2}"}'], None),
+        ([b'"timings":{"cache_n":41}'], None),
+        ([b'"timings":null,"cache_n":41,"prompt_n":1'], None),
+    ],
+)
+def test_timings_count_only_as_llama_cpp_tells_them(pieces: list[bytes], usage: tuple[int, int] | None) -> None:
+    assert watched(*pieces).usage() == usage
+
+
 def test_events_of_a_stream_are_counted() -> None:
     assert watched(b"data: a\n\n", b"data: b\n\ndata: c\n\n", b'{"text":"a\\n\\n"}').n_events == 3
     assert watched(b"data: a\r\n\r\n", b"data: b\r\n\r\ndata: c\r\n\r\n").n_events == 3
