@@ -118,6 +118,8 @@ class Facts:
     """Hashes of the prompt's full blocks."""
     held_work: float = 0.0
     """Work of all requests that the router holds back, tokens."""
+    is_retry: bool = False
+    """Whether others have been tried, who are no candidates any more."""
 
 
 @dataclass(slots=True)

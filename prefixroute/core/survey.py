@@ -110,7 +110,8 @@ class Survey:
         if group is not None:
             group.tell(candidates)
         held_work = self._held.work if self._held.by_slot else 0.0
-        return Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work, chain, held_work), candidates
+        facts = Facts(prompt, n_tokens, now_s, fleet_rate, load.mean_work, chain, held_work, bool(without))
+        return facts, candidates
 
     def _some(
         self, instances: list[Instance], matched: dict[int, int], sampling: Sampling, room: Collection[int]

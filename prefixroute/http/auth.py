@@ -168,6 +168,13 @@ class ApiKeys:
         return Visit(admitted.caller, admitted.head, now_s)
 
     def _admit(self, head: RequestHead) -> "_Admitted":
+        caller, kept = self._sorted(head)
+        if caller is None:
+            raise UnauthorizedError("a valid API key is required (Authorization: Bearer KEY, or x-api-key: KEY)")
+        return _Admitted(self._edition, caller, head.without(kept))
+
+    def _sorted(self, head: RequestHead) -> tuple[Caller | None, list[tuple[bytes, bytes]]]:
+        """Whose key a head brings, if it does, and its headers without keys of ours."""
         kept = []
         caller = None
         for header in head.headers:
@@ -179,9 +186,7 @@ class ApiKeys:
                 kept.append(header)
             elif caller is None:
                 caller = found
-        if caller is None:
-            raise UnauthorizedError("a valid API key is required (Authorization: Bearer KEY, or x-api-key: KEY)")
-        return _Admitted(self._edition, caller, head.without(kept))
+        return caller, kept
 
     def enter_as(self, name: str, head: RequestHead) -> Visit:
         """A request comes whose caller has been found out. Raises UnauthorizedError, KeyLimitError."""
@@ -190,7 +195,8 @@ class ApiKeys:
             raise UnauthorizedError("this key is valid no longer")
         now_s = self._clock()
         caller.take(now_s)
-        return Visit(caller, head, now_s)
+        _, kept = self._sorted(head)
+        return Visit(caller, head if len(kept) == len(head.headers) else head.without(kept), now_s)
 
     def in_flight(self, name: str) -> int:
         """Requests under way by keys of this name."""

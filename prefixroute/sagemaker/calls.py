@@ -73,6 +73,8 @@ class InvocationCall:
         self.group = group
         self.destination = destination
         self.streaming = streaming
+        self.original_status = 0
+        """Of the container's error, once that is known; it may break off."""
         self._endpoint = endpoint
         self._sessions = sessions
         self._fleet = fleet
@@ -96,7 +98,7 @@ class InvocationCall:
             case NoInstanceError() if not self.streaming and self.is_not_ready(None):
                 return ModelNotReadyError("no container of this endpoint has been ready yet")
             case UpstreamTimeoutError() | UpstreamBrokenError():
-                return ModelError(0, str(error))
+                return ModelError(self.original_status, str(error))
             case UpstreamUntrustedError():
                 # The operation with streams has no name for it.
                 return PrefixRouteError(str(error)) if self.streaming else DependencyError(str(error))

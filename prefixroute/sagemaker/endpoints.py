@@ -138,8 +138,10 @@ def _part(
     machines: dict[str, str] | None = None
     members: Sequence[str] | None = variant.instances
     if component is not None:
-        machines = {copy.server: copy.instance for copy in component.copies}
-        members = list(machines)
+        members = [copy.server for copy in component.copies]
+        # Ours weighs all that a server does, whosever it is.
+        if variant.routing_config.routing_strategy != "EXPECTED_LATENCY":
+            machines = {copy.server: copy.instance for copy in component.copies}
     group = Group(
         rule.policy,
         members,

@@ -96,6 +96,7 @@ class InvocationRelay(Relay):
     async def _refuse(self) -> None:
         """The container's error, as an error of the endpoint."""
         answer, record = self._answer, self._record
+        self._call.original_status = answer.status
         body = await answer.whole(_MAX_ERROR_BYTES)
         error: PrefixRouteError
         if answer.status == 503 and not self._call.streaming and self._call.is_not_ready(record.upstream):

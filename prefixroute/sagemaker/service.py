@@ -34,8 +34,6 @@ _SIGNING = frozenset(
         b"amz-sdk-request",
     }
 )
-# Frames and errors are made of what can be read.
-_CODINGS = b"accept-encoding"
 _STREAM_ACCEPT = b"x-amzn-sagemaker-accept"
 # Above this, hashing takes longer than others should wait for a turn: half a millisecond.
 _HASHED_AT_ONCE_BYTES = 262_144
@@ -100,7 +98,10 @@ class SageMaker:
             fields = read_fields(head.headers, streaming=False)
             component = found["component"] or fields.inference_component
             destination = self.endpoints.destination(endpoint, fields.target_variant, component, self._rng)
-            return OpenAICall(_with(head, found["openai"] + mark + query, _for_instance(head.headers)), destination)
+            asked = _with(head, found["openai"] + mark + query, _for_instance(head.headers))
+            if not f"{asked.path}/".startswith("/v1/"):
+                raise RequestError("the path must be written plainly: /endpoints/NAME/openai/v1/…, without '..'")
+            return OpenAICall(asked, destination)
         operation = found["operation"]
         if operation not in ("invocations", "invocations-response-stream"):
             raise UnsupportedOperationError(
@@ -111,7 +112,8 @@ class SageMaker:
         streaming = operation == "invocations-response-stream"
         fields = read_fields(head.headers, streaming=streaming)
         destination, group = self._destination(endpoint, fields)
-        headers = _for_instance(head.headers)
+        # Frames and errors are made of what can be read.
+        headers = [header for header in _for_instance(head.headers) if header[0].lower() != b"accept-encoding"]
         if streaming:
             headers = _asking_as_streams_do(headers)
         return InvocationCall(
@@ -134,11 +136,15 @@ class SageMaker:
         if home is None or (variant or home.variant, component or home.component) != (home.variant, home.component):
             # An endpoint that is not there is the first thing to be told.
             self.endpoints.destination(endpoint, variant, component, self._rng)
-            raise UnknownEndpointError(
-                "there is no such session, or it has ended (X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one)"
-            )
-        destination = self.endpoints.destination(endpoint, home.variant, home.component, self._rng)
-        return destination, (destination.group or self._whole_fleet).only(home.instance)
+        else:
+            destination = self.endpoints.destination(endpoint, home.variant, home.component, self._rng)
+            group = destination.group or self._whole_fleet
+            # The configuration may have given its instance to others meanwhile.
+            if group.members is None or home.instance in group.members:
+                return destination, group.only(home.instance)
+        raise UnknownEndpointError(
+            "there is no such session, or it has ended (X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one)"
+        )
 
 
 def _with(head: RequestHead, target: str, headers: RawHeaders) -> RequestHead:
@@ -149,7 +155,7 @@ def _for_instance(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     kept = []
     for header in headers:
         name = header[0].lower()
-        if name in _SIGNING or name == _CODINGS:
+        if name in _SIGNING:
             continue
         if name == b"authorization" and header[1].lstrip()[:3].upper() == b"AWS":
             continue

@@ -4,9 +4,8 @@ import asyncio
 import re
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from prefixroute.testing import FakeUpstream
 from prefixroute.testing.client import Headers
 
 _REQUEST_LINE = re.compile(rb"([A-Z]+) (/[\x21-\x7e]*) HTTP/1\.1")
@@ -34,10 +33,17 @@ class Sent:
         return not self.all_headers("x-request-id")
 
 
+class Tapped(Protocol):
+    """A server on this machine."""
+
+    @property
+    def port(self) -> int: ...
+
+
 class Wiretap:
     """Sits before an upstream, passes bytes both ways, and keeps what was sent to it. Serve its `url`."""
 
-    def __init__(self, upstream: FakeUpstream) -> None:
+    def __init__(self, upstream: Tapped) -> None:
         self._upstream = upstream
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,7 +57,13 @@ class Wiretap:
     @property
     def sent(self) -> list[Sent]:
         """Requests sent so far, but for probes. Raises AssertionError when a server could read them in two ways."""
-        return [one for wire in self._recorded for one in requests_of(bytes(wire)) if not one.is_probe]
+        return [one for connection in self.connections for one in connection]
+
+    @property
+    def connections(self) -> list[list[Sent]]:
+        """The same by the connection that they came on; none without any."""
+        by_connection = [[one for one in requests_of(bytes(wire)) if not one.is_probe] for wire in self._recorded]
+        return [connection for connection in by_connection if connection]
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)

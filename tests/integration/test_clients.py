@@ -356,7 +356,7 @@ async def test_anthropic_conversations_with_tools_stay_where_they_began(claude: 
 
 
 async def test_anthropic_reads_what_an_instance_refuses(claude: anthropic.AsyncAnthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="max_tokens must be at least 1"):
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens must be positive"):
         await claude.messages.create(model=MODEL, messages=ASKED, max_tokens=0)
     with pytest.raises(anthropic.NotFoundError, match="The model `claude-9` does not exist"):
         await claude.messages.create(model="claude-9", messages=ASKED, max_tokens=1)

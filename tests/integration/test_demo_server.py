@@ -217,7 +217,7 @@ async def test_responses_are_kept_by_id_and_can_be_followed_up(client: ClientSes
     assert second["usage"]["input_tokens_details"]["cached_tokens"] == computed // 16 * 16
 
     body = await post(client, "/v1/responses", {**follow_up, "previous_response_id": "resp_no"}, status=404)
-    assert body["error"]["type"] == "NotFoundError"
+    assert body["error"]["type"] == "invalid_request_error"
     async with client.get("/v1/responses/resp_no") as response:
         assert response.status == 404
 
@@ -284,7 +284,7 @@ async def test_an_unknown_model_is_404_in_the_dialect_of_the_route(client: Clien
     body = await post(client, "/v1/chat/completions", {**CHAT, "model": "gpt-9"}, status=404)
     assert body == {
         "error": {
-            "message": "The model `gpt-9` does not exist.",
+            "message": "The model `gpt-9` does not exist. Valid aliases: demo-model.",
             "type": "NotFoundError",
             "param": "model",
             "code": 404,
@@ -295,7 +295,7 @@ async def test_an_unknown_model_is_404_in_the_dialect_of_the_route(client: Clien
     assert body["error"]["type"] == "NotFoundError"
 
 
-@pytest.mark.parametrize("data", [b"{", b"", b"\xff\xfe", b"[]", b'"x"', b"{}", b'{"messages": 5}'])
+@pytest.mark.parametrize("data", [b"{", b"", b"[]", b'"x"', b"{}", b'{"messages": 5}'])
 async def test_a_bad_body_is_400(client: ClientSession, data: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     async with client.post("/v1/chat/completions", data=data, headers=headers) as response:
@@ -303,6 +303,13 @@ async def test_a_bad_body_is_400(client: ClientSession, data: bytes) -> None:
         error = (await response.json())["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["code"]) == ("Bad Request", 400)
+
+
+async def test_a_body_that_is_no_text_is_refused_by_the_framework(client: ClientSession) -> None:
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        async with client.post(path, data=b"\xff\xfe", headers={"Content-Type": "application/json"}) as response:
+            assert response.status == 400
+            assert await response.json() == {"detail": "There was an error parsing the body"}
 
 
 @pytest.mark.parametrize(
@@ -335,7 +342,7 @@ async def test_other_content_types_are_refused_as_by_vllm(client: ClientSession)
 async def test_a_prompt_that_can_never_fit_is_400() -> None:
     config = ServerConfig(EngineConfig(speed=1_000.0, kv_tokens=160))
     async with SimulatedServer(config) as server, ClientSession(server.url) as client:
-        body = await post(client, "/v1/completions", {"prompt": "four" * 160}, status=400)
+        body = await post(client, "/v1/completions", {"prompt": "four" * 161}, status=400)
         assert body["error"]["message"].startswith("This model's maximum context length is 160 tokens.")
         whole = await post(client, "/v1/completions", {"prompt": "four" * 150, "min_tokens": 500})
         assert whole["usage"]["completion_tokens"] == 10
@@ -377,8 +384,7 @@ async def test_salts_and_adapters_share_nothing(client: ClientSession) -> None:
 
 async def test_development_mode_resets_and_sleeps(server: SimulatedServer, client: ClientSession) -> None:
     await post(client, "/v1/chat/completions", CHAT)
-    async with client.post("/reset_prefix_cache") as response:
-        assert response.status == 200
+    assert await post(client, "/reset_prefix_cache", {}) == {"success": True}
     body = await post(client, "/v1/chat/completions", CHAT)
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
@@ -391,6 +397,16 @@ async def test_development_mode_resets_and_sleeps(server: SimulatedServer, clien
     async with client.post("/wake_up") as response:
         assert response.status == 200
     assert (await waiting)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/sleep?level=0", "/pause"])
+async def test_sleep_and_pause_end_what_is_under_way(stuck: SimulatedServer, path: str) -> None:
+    async with ClientSession(stuck.url) as client:
+        asking = asyncio.create_task(post(client, "/v1/chat/completions", CHAT))
+        await stuck.wait_until(lambda engine: engine.n_requests == 1)
+        async with client.post(path) as response:
+            assert response.status == 200
+        assert (await asking)["choices"][0]["finish_reason"] == "abort"
 
 
 # Disconnects and ends
@@ -501,7 +517,7 @@ async def test_metrics_are_vllms(client: ClientSession) -> None:
     for _ in range(2):
         await post(client, "/v1/chat/completions", CHAT)
     async with client.get("/metrics") as response:
-        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert response.headers["Content-Type"] == "text/plain; version=1.0.0; charset=utf-8"
         page = await response.text()
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     values = {sample.name: sample.value for sample in samples}

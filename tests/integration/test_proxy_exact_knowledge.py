@@ -1,7 +1,7 @@
 """Exact tokens and KV events together, through a running router: what it says is cached is what the engine says was.
 
 The engines are fakes that tokenise as the model does, keep blocks as vLLM does, and publish what they do over real
-ZeroMQ sockets before they answer. tests/e2e/test_real_vllm.py asks the same of real ones.
+ZeroMQ sockets before they answer. tests/engines/test_knowledge.py asks the same of real ones.
 """
 
 import gzip

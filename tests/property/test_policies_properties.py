@@ -66,6 +66,7 @@ def facts_and_candidates(draw: st.DrawFn) -> tuple[Facts, list[Candidate]]:
             prefill_rate=draw(rates | st.floats(0.9, 1.1).map(lambda factor: facts.fleet_rate * factor)),
             held_work=draw(st.floats(0, 1e7)),
             capacity_tokens=draw(st.integers(1, 10**7)),
+            machine=draw(st.sampled_from(["", "left", "right"])),
         )
         for instance in draw(st.lists(st.sampled_from(INSTANCES), min_size=1, max_size=6, unique=True))
     ]
@@ -251,9 +252,16 @@ class NaivePrefixAware:
         if len(candidates) > 1 and at_home:
             if at_home[0].in_flight < self.threshold:
                 return at_home
-            candidates = [c for c in candidates if c is not at_home[0]]
+            candidates = self.beside(at_home[0], [c for c in candidates if c is not at_home[0]])
         least = min(c.in_flight for c in candidates)
         return [c for c in candidates if c.in_flight == least]
+
+    def beside(self, home: Candidate, others: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Copies on the same machine that have room, else those on other machines, else all the others."""
+        if home.machine == "":
+            return others
+        near = [c for c in others if c.machine == home.machine]
+        return [c for c in near if c.in_flight < self.threshold] or [c for c in others if c not in near] or others
 
     def took(self, prompt: Prompt, candidates: Sequence[Candidate], name: str) -> None:
         at_home = any(c.instance.name == self.homes.get(self.key(prompt)) for c in candidates)

@@ -21,6 +21,23 @@ vllm:cache_config_info{_block_size_resolved="True",block_size="32",cache_dtype="
 effective_attention_block_size="32",hash_block_size="None",kv_cache_size_tokens="131072",mamba_block_size="None",\
 num_cpu_blocks="None",num_gpu_blocks="4096",num_gpu_blocks_override="None",user_specified_block_size="True"} 1.0
 """
+# As of the releases before 0.11, by their own names: gpu_ where later ones say kv_ or nothing; no size of the cache in
+# tokens, nothing of sleep.
+OLD_VLLM = b"""\
+process_start_time_seconds 1.75e+09
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
+# TYPE vllm:gpu_cache_usage_perc gauge
+vllm:gpu_cache_usage_perc{engine="0",model_name="tiny"} 0.25
+# TYPE vllm:gpu_prefix_cache_queries_total counter
+vllm:gpu_prefix_cache_queries_total{engine="0",model_name="tiny"} 512.0
+# TYPE vllm:gpu_prefix_cache_hits_total counter
+vllm:gpu_prefix_cache_hits_total{engine="0",model_name="tiny"} 256.0
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="auto",cpu_offload_gb="0.0",enable_prefix_caching="True",engine="0",\
+gpu_memory_utilization="0.9",num_cpu_blocks="None",num_gpu_blocks="27850",num_gpu_blocks_override="None",\
+prefix_caching_hash_algo="builtin",sliding_window="None",swap_space="4.0",swap_space_bytes="4294967296.0"} 1.0
+"""
 LLAMA_CPP = b"# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total 19844\n"
 
 
@@ -39,9 +56,7 @@ def test_whole_captures_of_real_servers_are_read() -> None:
 
 
 def test_older_vllm_tells_blocks_and_their_size() -> None:
-    line = b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000"} 1.0'
-
-    assert read_metrics(line).capacity_tokens == 16_000
+    assert read_metrics(OLD_VLLM) == InstanceFacts(capacity_tokens=27_850 * 16, started_s=1.75e9)
 
 
 def test_a_hybrid_model_holds_more_than_its_blocks_say() -> None:

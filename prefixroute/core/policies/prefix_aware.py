@@ -53,7 +53,9 @@ class PrefixAware:
                 if candidate.in_flight < self._threshold:
                     return Decision(candidate, Reason.AFFINITY)
                 return Decision(least_outstanding(self._beside(candidate, candidates), rng), Reason.SPILL)
-        return Decision(least_outstanding(candidates, rng), Reason.COLD)
+        # Who was tried and is busy now, by its own word, keeps the prefix; who is gone is none the next time.
+        was_tried = facts.is_retry and home is not None
+        return Decision(least_outstanding(candidates, rng), Reason.SPILL if was_tried else Reason.COLD)
 
     def record(self, facts: Facts, decision: Decision) -> None:
         key = self._key(facts)

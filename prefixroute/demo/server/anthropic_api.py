@@ -8,7 +8,7 @@ _STOP_REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens
 
 
 def usage(job: Job) -> JsonObject:
-    """`input_tokens` leaves out what the cache gave."""
+    """At the end: `input_tokens` leaves out what the cache gave."""
     return {
         "input_tokens": job.n_prompt - job.n_cached,
         "output_tokens": job.n_output,
@@ -20,14 +20,18 @@ def usage(job: Job) -> JsonObject:
 def message(job: Job) -> JsonObject:
     (request,) = job.requests
     return {
-        **_envelope(job),
+        "id": job.id,
+        "type": "message",
+        "role": "assistant",
         "content": [{"type": "text", "text": request.answer}],
+        "model": job.model,
         "stop_reason": _STOP_REASONS.get(request.finish_reason or FinishReason.ABORT),
         "usage": usage(job),
     }
 
 
-def _envelope(job: Job) -> JsonObject:
+def _begun(job: Job) -> JsonObject:
+    """As a stream begins: all of the prompt, and nothing of what was cached."""
     return {
         "id": job.id,
         "type": "message",
@@ -36,6 +40,7 @@ def _envelope(job: Job) -> JsonObject:
         "model": job.model,
         "stop_reason": None,
         "stop_sequence": None,
+        "usage": {"input_tokens": job.n_prompt, "output_tokens": 0},
     }
 
 
@@ -44,16 +49,15 @@ class MessageStream(TokenStream):
 
     def __init__(self, job: Job, writer: EventWriter, interval: int) -> None:
         super().__init__(job, writer, interval)
-        start = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": ""}}
+        start = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": ""}, "index": 0}
         before, after = named_event(start).split(b'"text":""')
         self._before = before + b'"text":"'
         self._after = b'"' + after
 
     def _first_events(self, request: ServedRequest) -> list[bytes]:
-        begun = {**usage(self.job), "output_tokens": 0}
         return [
-            named_event({"type": "message_start", "message": {**_envelope(self.job), "usage": begun}}),
-            named_event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+            named_event({"type": "message_start", "message": _begun(self.job)}),
+            named_event({"type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0}),
         ]
 
     def _text_event(self, request: ServedRequest, text: bytes) -> bytes:

@@ -34,11 +34,24 @@ class ValidationError(BadRequestError):
     type = "Bad Request"
 
 
+class UnparsableError(BadRequestError):
+    """The body is no text in UTF-8: answered by the framework below vLLM."""
+
+    def openai_body(self) -> dict[str, object]:
+        return {"detail": str(self)}
+
+
 class NotFoundError(ApiError, RequestError):
-    """No such model, or no such stored response."""
+    """No such model."""
 
     status = 404
     type = "NotFoundError"
+
+
+class UnknownResponseError(NotFoundError):
+    """No such stored response."""
+
+    type = "invalid_request_error"
 
 
 class BusyError(ApiError):
@@ -48,9 +61,24 @@ class BusyError(ApiError):
     type = "Service Unavailable"
 
 
-def missing_field(name: str) -> ValidationError:
-    return ValidationError(f"[{{'type': 'missing', 'loc': ('body', '{name}'), 'msg': 'Field required'}}]", name)
+def invalid(kind: str, loc: str, message: str, given: object, cause: str | None = None) -> ValidationError:
+    """What the server's own check of shapes says of `loc`, where `given` was."""
+    told = f"<{type(given).__name__} of {len(given)} items>" if isinstance(given, dict | list) else str(given)[:100]
+    context = "" if cause is None else f", 'ctx': {{'error': {cause!r}}}"
+    what = f"{{'type': '{kind}', 'loc': '{loc}', 'msg': '{message}', 'input': {told!r}{context}}}"
+    return ValidationError(f"1 validation error:\n  {what}", loc)
 
 
-def wrong_field(name: str, wanted: str) -> ValidationError:
-    return ValidationError(f"[{{'type': 'value_error', 'loc': ('body', '{name}'), 'msg': '{wanted}'}}]", name)
+def missing_field(name: str, body: dict[str, object]) -> ValidationError:
+    return invalid("missing", f"body.{name}", "Field required", body)
+
+
+def require_fields(body: dict[str, object], *names: str) -> None:
+    """Raises ValidationError for the first of them that is missing, where vLLM lists all of them."""
+    for name in names:
+        if body.get(name) is None:
+            raise missing_field(name, body)
+
+
+def wrong_field(name: str, wanted: str, given: object) -> ValidationError:
+    return invalid("value_error", f"body.{name}", f"Value error, {wanted}", given)

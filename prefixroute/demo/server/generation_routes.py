@@ -4,6 +4,7 @@ Sampling parameters, stop strings, tool choice, response formats, logprobs and e
 nothing: the model says what it says.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,14 @@ import orjson
 from aiohttp import web
 
 from prefixroute.demo.server import anthropic_api, openai_api, prompts, tokens
-from prefixroute.demo.server.api_errors import BadRequestError, ValidationError, missing_field, wrong_field
+from prefixroute.demo.server.api_errors import (
+    BadRequestError,
+    UnparsableError,
+    ValidationError,
+    invalid,
+    require_fields,
+    wrong_field,
+)
 from prefixroute.demo.server.jobs import EventWriter, Job, TokenStream
 from prefixroute.demo.server.prompts import JsonObject
 from prefixroute.demo.server.responses_api import ResponseStream, StoredResponse
@@ -35,7 +43,7 @@ class GenerationRoutes:
             web.post("/v1/messages", self.messages),
             web.post("/v1/messages/count_tokens", self.count_tokens),
             web.post("/v1/responses", self.responses),
-            web.get("/v1/responses/{response_id}", self.stored_response),
+            web.get("/v1/responses/{response_id}", self.stored_response, allow_head=False),
             web.post("/v1/responses/{response_id}/cancel", self.cancel_response),
             web.post("/invocations", self.invocations),
         ]
@@ -50,15 +58,15 @@ class GenerationRoutes:
         return await self._embeddings(request, await read_json(request))
 
     async def invocations(self, request: web.Request) -> web.StreamResponse:
-        """SageMaker's one path: the shape of the body decides."""
+        """SageMaker's one path: the shape of the body decides, and any model means the default one."""
         body = await read_json(request)
+        if body.get("model") not in self._service.config.models:
+            body = {**body, "model": None}
         if "messages" in body:
             return await self._chat_completions(request, body)
-        if "prompt" in body:
-            return await self._completions(request, body)
         if "input" in body:
             return await self._embeddings(request, body)
-        raise ValidationError("Cannot find suitable handler for request. Expected one of: messages, prompt, input")
+        return await self._completions(request, body)
 
     async def _chat_completions(self, request: web.Request, body: JsonObject) -> web.StreamResponse:
         job = self._make_job(request, body, [prompts.chat_prompt(body)], "chatcmpl-")
@@ -81,7 +89,7 @@ class GenerationRoutes:
     async def _embeddings(self, request: web.Request, body: JsonObject) -> web.StreamResponse:
         encoding = body.get("encoding_format", "float")
         if encoding not in ("float", "base64"):
-            raise wrong_field("encoding_format", "expected float or base64")
+            raise wrong_field("encoding_format", "expected float or base64", encoding)
         inputs = prompts.completion_prompts(body, "input")
         # One step after the prefill, as much as a pooling model needs.
         job = self._make_job(request, {**body, "n": 1}, inputs, "embd-", max_tokens=1, ignore_eos=True)
@@ -89,9 +97,11 @@ class GenerationRoutes:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         body = await read_json(request)
-        if body.get("max_tokens") is None:
-            raise missing_field("max_tokens")
-        job = self._make_job(request, {**body, "n": 1}, [prompts.messages_prompt(body)], "chatcmpl-")
+        require_fields(body, "model", "messages", "max_tokens")
+        prompt = prompts.messages_prompt(body)
+        if isinstance(body["max_tokens"], int) and body["max_tokens"] < 1:
+            raise wrong_field("max_tokens", "max_tokens must be positive", body["max_tokens"])
+        job = self._make_job(request, {**body, "n": 1}, [prompt], "chatcmpl-")
         if not body.get("stream"):
             return await self._whole(job, anthropic_api.message)
         return await self._streamed(
@@ -100,8 +110,10 @@ class GenerationRoutes:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         body = await read_json(request)
+        require_fields(body, "model", "messages")
         self._service.resolve_model(body)
-        return json_response({"input_tokens": tokens.count(prompts.messages_prompt(body))})
+        n_tokens = tokens.count(prompts.messages_prompt(body))
+        return json_response({"input_tokens": n_tokens, "context_management": {"original_input_tokens": n_tokens}})
 
     async def responses(self, request: web.Request) -> web.StreamResponse:
         body = await read_json(request)
@@ -187,19 +199,34 @@ class GenerationRoutes:
 
 
 async def read_json(request: web.Request) -> JsonObject:
-    """The body, an object. Raises ValidationError for anything else."""
+    """The body, an object. Raises BadRequestError for anything else."""
     if request.content_type != "application/json":
-        raise ValidationError("['Unsupported Media Type: Only 'application/json' is allowed']")
+        raise ValidationError("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
+    data = await request.read()
+    if not data:
+        raise invalid("missing", "body", "Field required", None)
     try:
-        body = orjson.loads(await request.read())
+        body = orjson.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise UnparsableError("There was an error parsing the body") from error
     except orjson.JSONDecodeError as error:
-        raise ValidationError(
-            f"[{{'type': 'json_invalid', 'loc': ('body', {error.pos}), 'msg': 'JSON decode error',"
-            f" 'ctx': {{'error': '{error.msg}'}}}}]"
-        ) from error
+        where = f"body.{error.pos}"
+        raise invalid("json_invalid", where, "JSON decode error", {}, _json_fault(data)) from error
     if not isinstance(body, dict):
-        raise ValidationError("[{'type': 'model_attributes_type', 'loc': ('body',), 'msg': 'expected an object'}]")
+        wanted = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body", wanted, body)
     return body
+
+
+def _json_fault(data: bytes) -> str:
+    """In the words of Python's own parser, which knows some more numbers than others do."""
+    try:
+        json.loads(data)
+    except json.JSONDecodeError as error:
+        return error.msg
+    except (UnicodeDecodeError, RecursionError):
+        pass
+    return "Invalid JSON"
 
 
 def json_response(data: Any) -> web.Response:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from prefixroute.demo.engine.request import EngineRequest, FinishReason
 from prefixroute.demo.engine.scheduler import Engine, RequestT
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
 def _bounds(text: str) -> tuple[float, ...]:

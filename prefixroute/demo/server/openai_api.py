@@ -15,13 +15,28 @@ DONE = b"data: [DONE]\n\n"
 EMBEDDING_DIMENSIONS = 32
 
 
-def usage(job: Job) -> JsonObject:
-    """As with --enable-prompt-tokens-details."""
+# What names the engine's build.
+FINGERPRINT = "vllm-0.32.0-simulated"
+
+
+def usage(job: Job, created: int | None) -> JsonObject:
+    """As with --enable-prompt-tokens-details. `created`: tokens that are newly cached, which only chats tell."""
+    return {
+        **_counts(job),
+        "prompt_tokens_details": {
+            "cached_tokens": job.n_cached,
+            "created_cache_tokens": created,
+            "multimodal_tokens": None,
+        },
+        "completion_tokens_details": None,
+    }
+
+
+def _counts(job: Job) -> JsonObject:
     return {
         "prompt_tokens": job.n_prompt,
         "total_tokens": job.n_prompt + job.n_output,
         "completion_tokens": job.n_output,
-        "prompt_tokens_details": {"cached_tokens": job.n_cached, "created_cache_tokens": 0},
     }
 
 
@@ -41,22 +56,25 @@ def chat_completion(job: Job) -> JsonObject:
                     "annotations": None,
                     "audio": None,
                     "function_call": None,
-                    "tool_calls": [],
                     "reasoning": None,
                 },
                 "logprobs": None,
                 "finish_reason": request.finish_reason,
                 "stop_reason": None,
                 "token_ids": None,
+                "routed_experts": None,
             }
             for request in job.requests
         ],
         "service_tier": None,
-        "system_fingerprint": None,
-        "usage": usage(job),
+        "system_fingerprint": FINGERPRINT,
+        "usage": usage(job, 0),
         "prompt_logprobs": None,
         "prompt_token_ids": None,
+        "prompt_text": None,
         "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
     }
 
 
@@ -76,13 +94,16 @@ def text_completion(job: Job) -> JsonObject:
                 "token_ids": None,
                 "prompt_logprobs": None,
                 "prompt_token_ids": None,
+                "routed_experts": None,
             }
             for request in job.requests
         ],
         "service_tier": None,
-        "system_fingerprint": None,
-        "usage": usage(job),
+        "system_fingerprint": FINGERPRINT,
+        "usage": usage(job, None),
         "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
     }
 
 
@@ -124,11 +145,12 @@ class CompletionStream(TokenStream):
             b'%b,"choices":[{"index":%d,%b' % (self._head, request.index, self._text_before) for request in job.requests
         ]
 
-    # Around the text within a choice.
+    # Around the text within a choice, which goes on or is over.
     _text_before = b'"text":"'
     _text_after = b'","logprobs":null,"finish_reason":'
-    _more = b"null,"
-    _text_end = _text_after + b'null,"stop_reason":null,"token_ids":null}]}\n\n'
+    _last_end = b',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
+    _text_end = _text_after + b"null" + _last_end + b"}\n\n"
+    _details = b'{"cached_tokens":%d}'
 
     def _first_events(self, request: ServedRequest) -> list[bytes]:
         return []
@@ -137,17 +159,19 @@ class CompletionStream(TokenStream):
         return self._before[request.index] + text + self._text_end
 
     def _last_events(self, request: ServedRequest, text: bytes, reason: FinishReason) -> list[bytes]:
-        last = b'%b%b"%b","stop_reason":null,"token_ids":null}]}\n\n' % (
-            self._before[request.index] + text,
-            self._text_after,
-            reason.encode(),
-        )
+        last = b'%b%b"%b"%b' % (self._before[request.index] + text, self._text_after, reason.encode(), self._last_end)
         if self.job.n_left > 1:
-            return [last]
-        events = [last]
-        if self._include_usage:
-            events.append(b'%b,"choices":[],"usage":%b}\n\n' % (self._head, orjson.dumps(usage(self.job))))
-        return [*events, DONE]
+            return [last + b"}\n\n"]
+        # The last event of all names the engine.
+        end = b',"system_fingerprint":"%b"}\n\n' % FINGERPRINT.encode()
+        if not self._include_usage:
+            return [last + end, DONE]
+        return [last + b"}\n\n", b'%b,"choices":[],"usage":%b%b' % (self._head, self._usage(), end), DONE]
+
+    def _usage(self) -> bytes:
+        """Shorter than that of a whole answer."""
+        details = self._details % self.job.n_cached
+        return b'%b,"prompt_tokens_details":%b}' % (orjson.dumps(_counts(self.job))[:-1], details)
 
 
 class ChatStream(CompletionStream):
@@ -156,10 +180,13 @@ class ChatStream(CompletionStream):
     _text_before = b'"delta":{"content":"'
     _text_after = b'"},"logprobs":null,"finish_reason":'
     _text_end = _text_after + b'null,"token_ids":null}]}\n\n'
+    _last_end = b',"stop_reason":null,"token_ids":null}]'
+    _details = b'{"cached_tokens":%d,"created_cache_tokens":0}'
 
     def _first_events(self, request: ServedRequest) -> list[bytes]:
-        delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
-        return [b'%b,"choices":[{"index":%d,%b"prompt_token_ids":null}\n\n' % (self._head, request.index, delta)]
+        delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        prompt = b'"prompt_token_ids":null,"prompt_text":null'
+        return [b'%b,"choices":[{"index":%d,%b,%b}\n\n' % (self._head, request.index, delta, prompt)]
 
 
 def _vector(prompt: bytes) -> list[float]:

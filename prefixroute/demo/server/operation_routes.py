@@ -5,7 +5,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from prefixroute.demo.server import metrics, prompts, tokens
-from prefixroute.demo.server.api_errors import BadRequestError, missing_field
+from prefixroute.demo.server.api_errors import BadRequestError, invalid, missing_field
 from prefixroute.demo.server.generation_routes import json_response, read_json
 from prefixroute.demo.server.prompts import JsonObject
 from prefixroute.demo.server.service import Service
@@ -23,19 +23,31 @@ class OperationRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/health", self.health),
-            web.get("/ping", self.health),
+            *(
+                # vLLM's routes know no HEAD.
+                web.get(path, handler, allow_head=False)
+                for path, handler in (
+                    ("/health", self.health),
+                    ("/ping", self.health),
+                    ("/load", self.load),
+                    ("/v1/models", self.models),
+                    ("/version", self.version),
+                    ("/kv_event_sources", self.kv_event_sources),
+                    ("/is_sleeping", self.is_sleeping),
+                    ("/is_paused", self.is_paused),
+                )
+            ),
             web.post("/ping", self.health),
-            web.get("/load", self.load),
             web.get("/metrics", self.metrics),
-            web.get("/v1/models", self.models),
-            web.get("/version", self.version),
             web.post("/tokenize", self.tokenize),
             web.post("/detokenize", self.detokenize),
             web.post("/reset_prefix_cache", self.reset_prefix_cache),
             web.post("/sleep", self.sleep),
             web.post("/wake_up", self.wake_up),
-            web.get("/is_sleeping", self.is_sleeping),
+            web.post("/pause", self.pause),
+            web.post("/resume", self.resume),
+            web.post("/reset_mm_cache", self.reset_other_cache),
+            web.post("/reset_encoder_cache", self.reset_other_cache),
         ]
 
     async def health(self, _: web.Request) -> web.Response:
@@ -66,17 +78,18 @@ class OperationRoutes:
         elif isinstance(body.get("prompt"), str):
             prompt = tokens.encode(body["prompt"])
         else:
-            raise missing_field("prompt")
+            raise missing_field("prompt", body)
         limit = self._service.config.engine.context_tokens
         ids = tokens.to_ids(prompt)
-        return json_response({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": None})
+        texts = [tokens.decode(tokens.from_ids([one])) for one in ids] if body.get("return_token_strs") else None
+        return json_response({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_json(request)
         self._service.resolve_model(body)
         ids = body.get("tokens")
         if not isinstance(ids, list):
-            raise missing_field("tokens")
+            raise missing_field("tokens", body)
         try:
             return json_response({"prompt": tokens.decode(tokens.from_ids(ids))})
         except ValueError as error:
@@ -84,16 +97,41 @@ class OperationRoutes:
 
     async def reset_prefix_cache(self, _: web.Request) -> web.Response:
         """Answers 200 whether or not it could, as vLLM does: it cannot while requests run."""
-        self._service.engine.reset_prefix_cache()
+        return json_response({"success": self._service.engine.reset_prefix_cache()})
+
+    async def reset_other_cache(self, _: web.Request) -> web.Response:
+        """There is none."""
         return web.Response()
 
-    async def sleep(self, _: web.Request) -> web.Response:
-        self._service.sleep()
-        return web.Response()
+    async def kv_event_sources(self, _: web.Request) -> web.Response:
+        """It publishes no events."""
+        return json_response({})
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        level = request.query.get("level", "1")
+        if level not in ("0", "1", "2"):
+            raise invalid("int_parsing", "query.level", "Input should be a valid integer", level)
+        self._service.sleep(forget=level != "0")
+        return json_response({"status": "sleeping", "level": int(level)})
 
     async def wake_up(self, _: web.Request) -> web.Response:
         self._service.wake_up()
-        return web.Response()
+        return json_response({"status": "awake", "tags": None})
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Whatever the mode, what is under way is aborted: vLLM's default."""
+        mode = request.query.get("mode", "abort")
+        if mode not in ("abort", "wait", "keep"):
+            raise invalid("literal_error", "query.mode", "Input should be 'abort', 'wait' or 'keep'", mode)
+        self._service.sleep(forget=False)
+        return json_response({"status": "paused"})
+
+    async def resume(self, _: web.Request) -> web.Response:
+        self._service.wake_up()
+        return json_response({"status": "resumed"})
+
+    async def is_paused(self, _: web.Request) -> web.Response:
+        return json_response({"is_paused": self._service.sleeping})
 
     async def is_sleeping(self, _: web.Request) -> web.Response:
         return json_response({"is_sleeping": self._service.sleeping})

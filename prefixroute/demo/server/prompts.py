@@ -15,10 +15,11 @@ import orjson
 from xxhash import xxh3_128_hexdigest
 
 from prefixroute.demo.server import tokens
-from prefixroute.demo.server.api_errors import BadRequestError, missing_field, wrong_field
+from prefixroute.demo.server.api_errors import BadRequestError, invalid, missing_field, wrong_field
 
 JsonObject = dict[str, Any]
 
+_WANTED = "expected text or token ids, or a list of them"
 _ROLES = {
     "system": tokens.SYSTEM,
     "developer": tokens.SYSTEM,
@@ -73,7 +74,7 @@ def responses_turns(body: JsonObject) -> list[Turn]:
     if isinstance(given, str):
         return [Turn(tokens.USER, (given,))]
     if not isinstance(given, list):
-        raise missing_field("input")
+        raise missing_field("input", body)
     return _turns(given, _responses_turns)
 
 
@@ -81,24 +82,29 @@ def completion_prompts(body: JsonObject, field: str = "prompt") -> list[bytes]:
     """One prompt, or several: text, texts, token ids, or lists of token ids."""
     given = body.get(field)
     match given:
+        case "" | None if field == "prompt":
+            wanted = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+            raise BadRequestError(wanted, field)
         case str():
             prompts = [tokens.encode(given)]
         case [int(), *_]:
             prompts = [_from_ids(given, field)]
+        case []:
+            raise BadRequestError(f"You must pass at least one {field}")
         case [_, *_]:
             prompts = [tokens.encode(item) if isinstance(item, str) else _from_ids(item, field) for item in given]
         case None:
-            raise missing_field(field)
+            raise missing_field(field, body)
         case _:
-            raise wrong_field(field, "expected text or token ids, or a list of them")
+            raise wrong_field(field, _WANTED, given)
     if not all(prompts):
-        raise BadRequestError("The decoder prompt cannot be empty", field)
+        raise BadRequestError("The decoder prompt cannot be empty")
     return prompts
 
 
 def _from_ids(ids: object, field: str) -> bytes:
     if not isinstance(ids, list):
-        raise wrong_field(field, "expected text or token ids, or a list of them")
+        raise wrong_field(field, _WANTED, ids)
     try:
         return tokens.from_ids(ids)
     except ValueError as error:
@@ -108,9 +114,11 @@ def _from_ids(ids: object, field: str) -> bytes:
 def _messages(body: JsonObject) -> list[Any]:
     messages = body.get("messages")
     if messages is None:
-        raise missing_field("messages")
-    if not isinstance(messages, list) or not messages:
-        raise wrong_field("messages", "expected a list of messages")
+        raise missing_field("messages", body)
+    if not isinstance(messages, list):
+        raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
+    if not messages:
+        raise BadRequestError("Cannot apply chat template to an empty conversation. Provide at least one message.")
     return messages
 
 
@@ -118,7 +126,7 @@ def _turns(items: list[Any], convert: Callable[[JsonObject], Iterable[Turn]]) ->
     turns: list[Turn] = []
     for item in items:
         if not isinstance(item, dict):
-            raise wrong_field("messages", "expected an object for each message")
+            raise wrong_field("messages", "expected an object for each message", item)
         turns += convert(item)
     return turns
 
@@ -159,7 +167,7 @@ def _responses_turns(item: JsonObject) -> Iterable[Turn]:
 def _role(message: JsonObject) -> bytes:
     role = message.get("role")
     if not isinstance(role, str):
-        raise missing_field("role")
+        raise missing_field("role", message)
     return _ROLES.get(role, tokens.USER)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prefixroute.demo.engine.request import FinishReason
 from prefixroute.demo.server import tokens
-from prefixroute.demo.server.api_errors import NotFoundError
+from prefixroute.demo.server.api_errors import UnknownResponseError
 from prefixroute.demo.server.jobs import EventWriter, Job, ServedRequest, TokenStream, named_event
 from prefixroute.demo.server.prompts import JsonObject, Turn
 
@@ -44,22 +44,38 @@ class StoredResponse:
         ended = request.finish_reason is not None
         return {
             "id": self.job.id,
-            "object": "response",
             "created_at": self.job.created,
-            "status": status,
-            "background": self.background,
-            "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None,
+            "metadata": None,
             "model": self.job.model,
+            "object": "response",
             "output": [output_item(self.job, request.answer, "completed")] if ended and request.n_output else [],
             "parallel_tool_calls": True,
-            "tool_choice": "auto",
-            "tools": [],
             "temperature": 1.0,
+            "tool_choice": "auto" if self.echo.get("tools") else "none",
+            "tools": [],
             "top_p": 1.0,
+            "background": self.background,
+            "max_output_tokens": None,
+            "max_tool_calls": None,
+            "previous_response_id": None,
+            "prompt": None,
+            "reasoning": None,
+            "service_tier": "auto",
+            "status": status,
+            "text": None,
+            "top_logprobs": None,
             "truncation": "disabled",
-            **self.echo,
             "usage": usage(self.job) if ended else None,
+            "user": None,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "input_messages": None,
+            "output_messages": None,
+            **self.echo,
         }
 
 
@@ -79,19 +95,29 @@ class ResponseStore:
             self._responses.popitem(last=False)
 
     def get(self, response_id: str) -> StoredResponse:
-        """Raises NotFoundError."""
+        """Raises UnknownResponseError."""
         response = self._responses.get(response_id)
         if response is None:
-            raise NotFoundError(f"Response with id '{response_id}' not found.", "response_id")
+            raise UnknownResponseError(f"Response with id '{response_id}' not found.", "response_id")
         return response
 
 
 def usage(job: Job) -> JsonObject:
     return {
         "input_tokens": job.n_prompt,
-        "input_tokens_details": {"cached_tokens": job.n_cached},
+        "input_tokens_details": {
+            "cached_tokens": job.n_cached,
+            "cache_write_tokens": 0,
+            "input_tokens_per_turn": [],
+            "cached_tokens_per_turn": [],
+        },
         "output_tokens": job.n_output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {
+            "reasoning_tokens": 0,
+            "tool_output_tokens": 0,
+            "output_tokens_per_turn": [],
+            "tool_output_tokens_per_turn": [],
+        },
         "total_tokens": job.n_prompt + job.n_output,
     }
 
@@ -99,15 +125,16 @@ def usage(job: Job) -> JsonObject:
 def output_item(job: Job, text: str | None, status: str) -> JsonObject:
     return {
         "id": job.id.replace("resp_", "msg_", 1),
-        "type": "message",
+        "content": [] if text is None else [output_text(text)],
         "role": "assistant",
         "status": status,
-        "content": [] if text is None else [output_text(text)],
+        "type": "message",
+        "phase": None,
     }
 
 
 def output_text(text: str) -> JsonObject:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
 
 
 class ResponseStream(TokenStream):
@@ -132,9 +159,10 @@ class ResponseStream(TokenStream):
 
     def _first_events(self, request: ServedRequest) -> list[bytes]:
         item = output_item(self.job, None, "in_progress")
+        begun = {**output_text(""), "logprobs": []}
         return [
             self._numbered({"type": "response.output_item.added", "output_index": 0, "item": item}),
-            self._numbered({"type": "response.content_part.added", **self._place, "part": output_text("")}),
+            self._numbered({"type": "response.content_part.added", **self._place, "part": begun}),
         ]
 
     def _text_event(self, request: ServedRequest, text: bytes) -> bytes:

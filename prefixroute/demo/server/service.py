@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from prefixroute.demo.engine import Engine
 from prefixroute.demo.server import metrics, tokens
-from prefixroute.demo.server.api_errors import BadRequestError, BusyError, NotFoundError, wrong_field
+from prefixroute.demo.server.api_errors import BadRequestError, BusyError, NotFoundError, invalid
 from prefixroute.demo.server.config import ServerConfig
 from prefixroute.demo.server.driver import EngineDriver
 from prefixroute.demo.server.jobs import Job, ServedRequest, TokenStream
@@ -36,7 +36,8 @@ class Service:
         """The model that `body` names, or the default one. Raises NotFoundError."""
         model = body.get("model") or self.config.model
         if model not in self.config.models:
-            raise NotFoundError(f"The model `{model}` does not exist.", "model")
+            known = self.config.model
+            raise NotFoundError(f"The model `{model}` does not exist. Valid aliases: {known}.", "model")
         return str(model)
 
     def make_job(
@@ -55,14 +56,21 @@ class Service:
         model = self.resolve_model(body)
         salt = body.get("cache_salt")
         if salt is not None and (not isinstance(salt, str) or not salt):
-            raise wrong_field("cache_salt", "expected a text that is not empty")
-        n_choices = _integer(body, "n", 1) or 1
+            wanted = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
+            raise BadRequestError(wanted, "cache_salt")
+        _check_sampling(body)
+        n_choices, min_tokens = _integer(body, "n"), _integer(body, "min_tokens") or 0
+        n_choices = 1 if n_choices is None else n_choices
+        if n_choices < 1:
+            raise BadRequestError(f"n must be at least 1, got {n_choices}.")
+        if min_tokens < 0:
+            raise BadRequestError(f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
         seed = tokens.chain_seed(model, salt)
         requests = [
             ServedRequest(
                 prompt,
                 max_tokens=self._max_tokens(tokens.count(prompt), body, max_tokens),
-                min_tokens=_integer(body, "min_tokens", 0) or 0,
+                min_tokens=min_tokens,
                 ignore_eos=ignore_eos or body.get("ignore_eos") is True,
                 block_size=self.config.engine.block_size,
                 seed=seed,
@@ -108,14 +116,19 @@ class Service:
         self._notify()
 
     def abort_all(self) -> None:
-        """As vLLM does on SIGTERM: streams end with the finish reason `abort`."""
+        """As vLLM does on SIGTERM, and before it sleeps: streams end with the finish reason `abort`."""
         for job in {request.job: None for request in self.engine.requests}:
             self.abort(job, tell_client=True)
 
-    def sleep(self) -> None:
-        """Stop computing and forget the cache; requests wait."""
+    def sleep(self, *, forget: bool = True) -> None:
+        """End what is under way, as vLLM does by default, and compute no more: what comes later waits.
+
+        `forget`: the cache, too, as from level 1 on.
+        """
         self._driver.pause()
-        self.engine.reset_prefix_cache()
+        self.abort_all()
+        if forget:
+            self.engine.reset_prefix_cache()
 
     def wake_up(self) -> None:
         self._driver.resume()
@@ -138,21 +151,33 @@ class Service:
         )
 
     def _max_tokens(self, n_prompt: int, body: JsonObject, override: int | None) -> int:
+        """No more than there is room for: only a prompt that leaves none is refused."""
         limit = self.config.engine.context_tokens
         wanted = override
         for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
             if wanted is None:
-                wanted = _integer(body, name, 1)
-        n_output = wanted if wanted is not None else 1
-        if n_prompt + n_output > limit:
+                wanted = _integer(body, name)
+        if wanted is None:
+            wanted = min(self.config.default_max_tokens, limit)
+        if wanted > limit:
             raise BadRequestError(
-                f"This model's maximum context length is {limit} tokens. However, you requested {n_output} output"
-                f" tokens and your prompt contains {n_prompt} input tokens, for a total of {n_prompt + n_output}"
-                " tokens. Please reduce the length of the input prompt or the number of requested output tokens."
-                f" (parameter=input_tokens, value={n_prompt})",
+                f"max_tokens={wanted} cannot be greater than max_model_len={limit}. Please request fewer output tokens."
+                f" (parameter=max_tokens, value={wanted})",
+                "max_tokens",
+            )
+        if n_prompt > limit:
+            raise BadRequestError(
+                f"This model's maximum context length is {limit} tokens. However, your prompt contains {n_prompt}"
+                " input tokens, which exceeds this limit even without any output tokens. Please reduce the length of"
+                f" the input prompt. (parameter=input_tokens, value={n_prompt})",
                 "input_tokens",
             )
-        return wanted if wanted is not None else min(self.config.default_max_tokens, limit - n_prompt)
+        n_output = min(wanted, limit - n_prompt)
+        if n_output < 1:
+            raise BadRequestError(
+                f"max_tokens must be at least 1, got {n_output}. (parameter=max_tokens, value={n_output})", "max_tokens"
+            )
+        return n_output
 
     def _deliver(self, grown: Sequence[ServedRequest]) -> None:
         for request in grown:
@@ -175,12 +200,20 @@ class Service:
         self._changed.clear()
 
 
-def _integer(body: JsonObject, name: str, least: int) -> int | None:
+def _check_sampling(body: JsonObject) -> None:
+    """What changes nothing here, and is refused by vLLM all the same where it makes no sense."""
+    temperature = body.get("temperature")
+    if isinstance(temperature, int | float) and temperature < 0:
+        told = float(temperature)
+        words = f"temperature must be non-negative, got {told}. (parameter=temperature, value={told})"
+        raise BadRequestError(words, "temperature")
+    if body.get("stream_options") and not body.get("stream"):
+        words = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
+        raise BadRequestError(words, "stream_options")
+
+
+def _integer(body: JsonObject, name: str) -> int | None:
     value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise wrong_field(name, "expected an integer")
-    if value < least:
-        raise BadRequestError(f"{name} must be at least {least}, got {value}.", name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise invalid("int_type", f"body.{name}", "Input should be a valid integer", value)
     return value

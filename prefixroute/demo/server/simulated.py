@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 
 from prefixroute.demo.engine import Engine
-from prefixroute.demo.server.api_errors import ApiError, ValidationError
+from prefixroute.demo.server.api_errors import ApiError, UnparsableError, ValidationError
 from prefixroute.demo.server.config import ServerConfig
 from prefixroute.demo.server.generation_routes import GenerationRoutes
 from prefixroute.demo.server.jobs import ServedRequest
@@ -36,6 +36,7 @@ class SimulatedServer:
         self._ready = True
         self._service: Service | None = None
         self._runner: web.AppRunner | None = None
+        self._paths: frozenset[str] = frozenset()
         self._url: str | None = None
 
     @property
@@ -59,8 +60,10 @@ class SimulatedServer:
         """Serve on `port`, or a free one; its URL. Raises OSError if the port is taken."""
         self._service = Service(self.config)
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._answer_refusals])
-        app.add_routes(GenerationRoutes(self._service).routes())
-        app.add_routes(OperationRoutes(self._service, self._is_healthy).routes())
+        app.on_response_prepare.append(_add_headers)
+        routes = [*GenerationRoutes(self._service).routes(), *OperationRoutes(self._service, self._is_healthy).routes()]
+        app.add_routes(routes)
+        self._paths = frozenset(route.path for route in routes)
         self._runner = web.AppRunner(
             app,
             # Without it a client that leaves would be noticed at the next write only.
@@ -129,10 +132,22 @@ class SimulatedServer:
         try:
             return await handler(request)
         except ApiError as error:
-            anthropic = request.path.startswith("/v1/messages") and not isinstance(error, ValidationError)
+            foreign = isinstance(error, ValidationError | UnparsableError)
+            anthropic = request.path.startswith("/v1/messages") and not foreign
             return _json_error(error.status, error.anthropic_body() if anthropic else error.openai_body())
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+            if isinstance(error, web.HTTPNotFound) and request.path.rstrip("/") in self._paths:
+                # To itself, by the name that the request knows it under.
+                return web.Response(
+                    status=307, headers={"Location": f"http://{request.host}{request.path.rstrip('/')}"}
+                )
             return _json_error(error.status, {"detail": error.reason}, error.headers.get("Allow"))
+
+
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """As every answer of vLLM has them."""
+    response.headers["Server"] = "uvicorn"
+    response.headers["Vary"] = "Origin"
 
 
 def _json_error(status: int, body: dict[str, object], allow: str | None = None) -> web.Response:

@@ -151,7 +151,7 @@ class ChunkedBody:
         if self._trailer is not None:
             self._read_trailer(data)
             return b""
-        pieces = []
+        pieces: list[bytes] = []
         is_plain = self._is_between
         fed = data
         at, end = 0, len(data)
@@ -161,6 +161,7 @@ class ChunkedBody:
             end = len(data)
         while at < end:
             left_bytes = self._left_bytes
+            fault = None
             if left_bytes:
                 # The last two of them are the CRLF.
                 n_payload = min(left_bytes - 2, end - at)
@@ -168,37 +169,50 @@ class ChunkedBody:
                     pieces.append(data[at : at + n_payload])
                     at += n_payload
                     left_bytes -= n_payload
+                self._left_bytes = left_bytes
                 if left_bytes <= 2 and at < end:
                     n_behind = min(left_bytes, end - at)
-                    if data[at : at + n_behind] != b"\r\n"[2 - left_bytes : 2 - left_bytes + n_behind]:
-                        raise MalformedError("a chunk is longer than its size")
-                    at += n_behind
-                    left_bytes -= n_behind
-                self._left_bytes = left_bytes
-                continue
-            if not n_chunks_left:
+                    if data[at : at + n_behind] == b"\r\n"[2 - left_bytes : 2 - left_bytes + n_behind]:
+                        at += n_behind
+                        self._left_bytes = left_bytes - n_behind
+                    else:
+                        fault = "a chunk is longer than its size"
+            elif not n_chunks_left:
                 self.unfed = data[at:]
                 is_plain = False
                 break
-            n_chunks_left -= 1
-            line_end = data.find(b"\r\n", at)
-            if (line_end if line_end >= 0 else end) - at > _MAX_LINE_BYTES:
-                raise MalformedError("the line of a chunk's size is too long")
-            if line_end < 0:
-                self._line = data[at:]
+            else:
+                n_chunks_left -= 1
+                line_end = data.find(b"\r\n", at)
+                if (line_end if line_end >= 0 else end) - at > _MAX_LINE_BYTES:
+                    fault = "the line of a chunk's size is too long"
+                elif line_end < 0:
+                    self._line = data[at:]
+                    break
+                elif (size := _SIZE.fullmatch(data, at, line_end)) is None:
+                    fault = "a chunk has no size"
+                else:
+                    is_plain = is_plain and size.end(1) == line_end
+                    at = line_end + 2
+                    n_bytes = int(size[1], 16)
+                    if not n_bytes:
+                        self._trailer = b""
+                        try:
+                            self._read_trailer(data[at:])
+                        except MalformedError:
+                            if not pieces:
+                                raise
+                            self.unfed = data[at:]
+                        is_plain = is_plain and self._trailer == b"" and self.is_done and not self.rest
+                        break
+                    self._left_bytes = n_bytes + 2
+            if fault is not None:
+                if not pieces:
+                    raise MalformedError(fault)
+                # What came before it counts. It is met again, by itself.
+                self.unfed = data[at:]
+                is_plain = False
                 break
-            size = _SIZE.fullmatch(data, at, line_end)
-            if size is None:
-                raise MalformedError("a chunk has no size")
-            is_plain = is_plain and size.end(1) == line_end
-            at = line_end + 2
-            n_bytes = int(size[1], 16)
-            if not n_bytes:
-                self._trailer = b""
-                self._read_trailer(data[at:])
-                is_plain = is_plain and self._trailer == b"" and self.is_done and not self.rest
-                break
-            self._left_bytes = n_bytes + 2
         self._is_between = not self._left_bytes and not self._line and self._trailer is None
         if is_plain and (self._is_between or self.is_done):
             self.chunks = fed
@@ -213,9 +227,9 @@ class ChunkedBody:
         if trailer.startswith(b"\r\n"):  # its two bytes came one by one
             self.is_done, self.rest = True, trailer[2:]
         elif end >= 0:
-            self.is_done, self.rest = True, trailer[end + 4 :]
             fields = parse_fields(trailer[: end + 4])
             self.trailers = [field for field in fields if field[0].lower() not in _NO_TRAILERS]
+            self.is_done, self.rest = True, trailer[end + 4 :]
         elif len(trailer) > _MAX_TRAILER_BYTES:
             raise MalformedError("the trailers are too long")
         self._trailer = trailer

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -251,6 +252,23 @@ def test_a_prefix_whose_instance_cannot_serve_moves_and_stays_there() -> None:
     assert take(policy, facts(chat("p")), busy(0, 0, 3)).instance.slot == 2
 
 
+def test_a_retry_elsewhere_does_not_move_the_prefix() -> None:
+    """Its instance answered that it is busy: what it holds, it holds."""
+    policy = prefix_aware()
+    take(policy, facts(chat("p")), busy(0, 9, 9))
+    tried = replace(facts(chat("p")), is_retry=True)
+    again = take(policy, tried, busy(0, 5, 0)[1:])
+    assert (again.instance.slot, again.reason) == (2, Reason.SPILL)
+    assert take(policy, facts(chat("p")), busy(0, 0, 0)).instance.slot == 0
+
+
+def test_a_new_prefix_stays_where_a_retry_brought_it() -> None:
+    policy = prefix_aware()
+    tried = replace(facts(chat("p")), is_retry=True)
+    assert take(policy, tried, busy(0, 0, 9)[1:]).reason is Reason.COLD
+    assert take(policy, facts(chat("p")), busy(0, 3, 0)).instance.slot == 1
+
+
 def test_a_single_candidate_is_plain_and_remembers_nothing() -> None:
     policy = prefix_aware()
     assert take(policy, facts(chat("p")), busy(50)).reason is Reason.LOAD
@@ -280,8 +298,9 @@ def test_models_that_share_a_prefix_have_homes_of_their_own() -> None:
 
 def test_an_id_and_a_prefix_are_not_taken_for_a_longer_id() -> None:
     policy = prefix_aware()
-    take(policy, facts(chat("bc", prefix_aware_id="a")), busy(0, 9))
-    assert take(policy, facts(chat("c", prefix_aware_id="ab")), busy(3, 0)).reason is Reason.COLD
+    # The model "m" stands between the two: one after the other, both read "ammc".
+    take(policy, facts(chat("mc", prefix_aware_id="a")), busy(0, 9))
+    assert take(policy, facts(chat("c", prefix_aware_id="am")), busy(3, 0)).reason is Reason.COLD
 
 
 @pytest.mark.parametrize(("same", "reason"), [(1_024, Reason.AFFINITY), (1_023, Reason.COLD)])
@@ -336,6 +355,75 @@ def test_a_spill_is_a_use_of_the_prefix() -> None:
     assert take(policy, facts(chat("a")), busy(4, 0)).reason is Reason.SPILL
     take(policy, facts(chat("c")), busy(0, 9))
     assert take(policy, facts(chat("a")), busy(0, 9)).reason is Reason.AFFINITY
+
+
+def copies(*in_flight: int, machines: str = "llrr") -> list[Candidate]:
+    """Copies of a model on machines of one letter each."""
+    return [Candidate(INSTANCES[slot], in_flight=n, machine=machines[slot]) for slot, n in enumerate(in_flight)]
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "slot"),
+    [
+        ((3, 9, 9, 9), 0),  # one below the threshold: it stays
+        ((4, 3, 0, 0), 1),  # the copy beside it, though it is the busiest that has room
+        ((4, 4, 1, 0), 3),  # which has none at the threshold itself
+        ((4, 5, 9, 8), 3),  # elsewhere, even above the threshold: less than beside it or not
+        ((9, 4, 4, 5), 2),
+    ],
+)
+def test_of_copies_one_on_the_same_machine_that_has_room_goes_before_another_machine(
+    in_flight: tuple[int, ...], slot: int
+) -> None:
+    policy = prefix_aware(threshold=4)
+    take(policy, facts(chat("p")), copies(0, 9, 9, 9))
+    decision = take(policy, facts(chat("p")), copies(*in_flight))
+    assert decision.instance.slot == slot
+    assert decision.reason is (Reason.AFFINITY if slot == 0 else Reason.SPILL)
+    # And the prefix has not moved.
+    assert take(policy, facts(chat("p")), copies(3, 0, 0, 0)).instance.slot == 0
+
+
+def test_of_several_copies_beside_it_the_one_with_fewest_in_flight_is_taken_and_equals_by_lot() -> None:
+    policy = prefix_aware(threshold=4)
+    take(policy, facts(chat("p")), copies(0, 9, 9, 9, 9, machines="lllll"))
+    beside = [take(policy, facts(chat("p")), copies(4, 3, 1, 1, 0, machines="llllr"), seed) for seed in range(100)]
+    picked = Counter(decision.instance.slot for decision in beside)
+    assert picked.keys() == {2, 3}
+    assert min(picked.values()) > 20
+
+
+def test_of_copies_that_are_all_on_one_machine_and_all_full_the_least_full_other_one_is_taken() -> None:
+    policy = prefix_aware(threshold=4)
+    take(policy, facts(chat("p")), copies(0, 9, 9, machines="lll"))
+    decision = take(policy, facts(chat("p")), copies(4, 6, 5, machines="lll"))
+    assert (decision.instance.slot, decision.reason) == (2, Reason.SPILL)
+
+
+def test_instances_that_are_no_copies_are_beside_nobody() -> None:
+    """Else all of them would be on one machine, and there only those with room would do."""
+    policy = prefix_aware(threshold=4)
+    take(policy, facts(chat("p")), busy(0, 9, 9))
+    mixed = [*busy(4, 3), Candidate(INSTANCES[2], in_flight=2, machine="l")]
+    assert take(policy, facts(chat("p")), mixed).instance.slot == 2
+
+
+def test_where_there_is_one_model_what_requests_call_it_makes_no_difference() -> None:
+    policy = PrefixAware(1_024, 4, 1_000, seed=1, by_model=False)
+    other = read_prompt(Api.CHAT, b'{"model":"n","messages":[{"role":"user","content":"p"}]}')
+    take(policy, facts(chat("p")), busy(0, 9))
+    assert take(policy, facts(other), busy(3, 0)).reason is Reason.AFFINITY
+    none = read_prompt(Api.CHAT, b'{"messages":[{"role":"user","content":"p"}]}')
+    assert take(policy, facts(none), busy(3, 0)).reason is Reason.AFFINITY
+
+
+def test_who_succeeds_knows_the_homes_and_goes_on_with_its_own_threshold() -> None:
+    earlier, policy = prefix_aware(threshold=4), prefix_aware(threshold=2)
+    take(earlier, facts(chat("p")), busy(0, 9))
+    assert take(policy, facts(chat("p")), busy(1, 0)).reason is Reason.COLD
+    policy.succeeds(earlier)
+    assert take(policy, facts(chat("p")), busy(1, 0)).instance.slot == 0
+    assert take(policy, facts(chat("p")), busy(2, 0)).reason is Reason.SPILL
 
 
 def test_a_stored_response_gives_its_prefix_no_home() -> None:

@@ -7,6 +7,7 @@ from prefixroute.core.prompt import MAX_PARSED_ITEMS, Api, read_prompt
 from prefixroute.http.events import FloodError, events_of
 from prefixroute.http.transcript import Transcript
 from prefixroute.http.wire.bodies import ChunkedBody
+from prefixroute.http.wire.heads import MalformedError
 
 PROMPT = read_prompt(Api.CHAT, b'{"messages":[{"role":"user","content":"?"}]}')
 
@@ -48,3 +49,24 @@ def test_so_many_chunks_are_read_at_once() -> None:
         assert len(piece) <= 2_048
         payload, data, n_steps = payload + piece, body.unfed, n_steps + 1
     assert (payload, body.is_done, body.rest, n_steps) == (b"x" * 10_000, True, b"rest", 5)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"g\r\nhi\r\n",
+        b"2\r\nhiX\r\n",
+        b"2" * 5_000,
+        b"0\r\nno trailer\r\n\r\n",
+        b"0\r\nX: %s" % (b"y" * 70_000),
+    ],
+)
+@pytest.mark.parametrize("before", [b"3\r\nabc\r\n", b"1\r\na\r\n2\r\nbc\r\n"])
+def test_what_comes_before_garbage_counts(before: bytes, garbage: bytes) -> None:
+    body = ChunkedBody()
+    payload = body.feed(before + garbage)
+    assert payload.startswith(b"abc")
+    assert (body.is_done, body.chunks) == (False, None)
+    with pytest.raises(MalformedError):
+        body.feed(body.unfed)
+    assert not body.is_done
