@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	then echo $$p; break; fi; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chart test chaos soak fuzz bench check audit format coverage build pins clean
+.PHONY: help demo chart test test-engines chaos soak fuzz bench check audit format coverage build pins clean
 
 help:  ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST)
@@ -22,6 +22,12 @@ chart: $(VENV)/.dev-ready  ## The same, drawn to docs/demo.svg
 
 test: $(VENV)/.dev-ready  ## All tests
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+# What is not installed is left out: see docs/engines.md. `ENGINES=llama` builds llama.cpp, too.
+ENGINES ?= vllm peers clients prometheus
+test-engines: $(VENV)/.dev-ready  ## Tests on real engines, installed at first (ENGINES="vllm peers llama" ARGS="-k affinity")
+	-$(BIN)/python -m tests.engines.install $(ENGINES)
+	PREFIXROUTE_TEST_ENGINES=1 $(BIN)/python -m pytest -n 0 tests/engines $(ARGS)
 
 chaos: $(VENV)/.dev-ready  ## Faults under load, a minute each (ARGS="--fault killed --seconds 20")
 	$(BIN)/python -m tests.chaos $(ARGS)

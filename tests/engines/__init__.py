@@ -1,0 +1,1 @@
+"""Tests on real engines, opt-in: `make test-engines`. See docs/engines.md."""
