@@ -26,6 +26,7 @@ from prefixroute.config import InstanceSettings
 from prefixroute.config.live import Change, change
 from prefixroute.config.settings import Settings
 from prefixroute.core.exact import ExactIndex
+from prefixroute.core.fleet import ProbeFailure
 from prefixroute.core.group import Group
 from prefixroute.core.prompt import Api, Prompt
 from prefixroute.exact_tokens.service import ExactTokens, State
@@ -110,6 +111,7 @@ class Parts:
         self.upstream = Upstream(
             first_byte_timeout_s=settings.upstream.first_byte_timeout_s,
             idle_timeout_s=settings.upstream.idle_timeout_s,
+            gone_timeout_s=settings.upstream.gone_timeout_s,
             limits=_connection_limits(settings),
             api_keys=self.security.instance_keys,
             tls=self.security.instance_tls,
@@ -124,7 +126,7 @@ class Parts:
             asks_events=_asks_events(settings),
             names=names,
             on_change=self.waiting.wake,
-            on_probe=self.metrics.probed,
+            on_probe=self._probed,
             on_emptied=self._cache_emptied,
             on_events=self._told_events,
             on_adapters=None if self.exact is None else self.exact.learned_adapters,
@@ -185,6 +187,7 @@ class Parts:
         self.upstream.configure(
             first_byte_timeout_s=new.upstream.first_byte_timeout_s,
             idle_timeout_s=new.upstream.idle_timeout_s,
+            gone_timeout_s=new.upstream.gone_timeout_s,
             limits=_connection_limits(new),
             api_keys=self.security.instance_keys,
             tls=self.security.instance_tls,
@@ -276,6 +279,11 @@ class Parts:
             return route.api, None
         call = self.sagemaker.call(RequestHead("POST", path, 1, head.headers))
         return call.head.route.api, call.group
+
+    def _probed(self, name: str, outcome: str) -> None:
+        self.metrics.probed(name, outcome)
+        if outcome == ProbeFailure.REFUSED.value:
+            self.upstream.refused(name)
 
     def _cache_emptied(self, name: str, started_s: float | None) -> None:
         if self.kv_events is not None:

@@ -378,6 +378,9 @@ class UpstreamSettings(Table):
         None, description="How long an answer may take to begin; null: any time."
     )
     idle_timeout_s: Seconds | None = Field(600.0, description="How long a begun answer may be silent; null: any time.")
+    gone_timeout_s: Seconds | None = Field(
+        30.0, description="The same while nothing listens at the instance's address any more; null: no less."
+    )
     keepalive_s: Seconds = Field(
         4.0, description="How long an unused connection is kept; below the instance's own limit."
     )

@@ -202,7 +202,7 @@ def read_prompt(
         session_id,
         prefix_aware_id,
         previous_response_id,
-        shape is _COMPLETIONS and parsed and key != b"" and _are_ids(fields),
+        parsed and key != b"" and _are_ids(shape, fields),
         cache_salt,
         tenant,
         _answered_as(shape, fields) if key and parsed else None,
@@ -291,8 +291,12 @@ def _answered_as(shape: Api, fields: dict[str, Any]) -> Api | None:
     return None if fields.get("previous_response_id") else shape
 
 
-def _are_ids(fields: dict[str, Any]) -> bool:
-    prompt = fields.get("prompt")
+def _are_ids(shape: Api, fields: dict[str, Any]) -> bool:
+    if shape is _GENERATE:
+        # vLLM's `/inference/v1/generate`. With media, the ids alone do not say what is cached.
+        ids = fields.get("token_ids")
+        return isinstance(ids, list) and bool(ids) and type(ids[0]) is int and not fields.get("features")
+    prompt = fields.get("prompt") if shape is _COMPLETIONS else None
     # A list of texts is a batch; what is cut off is not in the engine's prompt.
     return isinstance(prompt, list) and not isinstance(prompt[0], str) and fields.get("truncate_prompt_tokens") is None
 

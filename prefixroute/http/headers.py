@@ -87,6 +87,22 @@ def asks_for_websocket(headers: RawHeaders) -> bool:
     )
 
 
+def local_location(value: bytes, authority: bytes, base: bytes) -> bytes:
+    """A Location as the client can follow it: one at the instance itself becomes a path, which leads through here.
+
+    `authority`: as its requests name it; `base`: what they have in front of every path.
+    """
+    scheme, separator, rest = value.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https") or not rest.lower().startswith(authority.lower()):
+        return value
+    path = rest[len(authority) :]
+    if path[:1] not in (b"", b"/", b"?", b"#"):
+        return value  # a longer host, or another port
+    if base and (path == base or path.startswith(base + b"/")):
+        path = path[len(base) :]
+    return path if path.startswith(b"/") else b"/" + path
+
+
 def first(headers: RawHeaders, name: bytes) -> bytes | None:
     """The first value of a header; `name` in lower case."""
     for key, value in headers:

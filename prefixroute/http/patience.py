@@ -35,6 +35,11 @@ class Patience:
         if self._timer is None or now_s + limit_s < self._fires_s:
             self._set(now_s, limit_s)
 
+    def hurry(self, limit_s: float, text: str) -> None:
+        """Nothing more may be heard for longer than this; what allows less stays. The time before does not count."""
+        if self._limit_s is None or limit_s < self._limit_s:
+            self.wait(limit_s, text)
+
     def rest(self) -> None:
         """Nothing is waited for."""
         self._limit_s = None

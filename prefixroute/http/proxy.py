@@ -38,7 +38,7 @@ from prefixroute.http.models import joined_models
 from prefixroute.http.peer import client_address
 from prefixroute.http.relay import outcome_of
 from prefixroute.http.response import RawResponse
-from prefixroute.http.routes import Route
+from prefixroute.http.routes import Route, empties_cache
 from prefixroute.http.upstream import UpstreamRequest
 from prefixroute.record import METHODS, Outcome, RequestRecord
 
@@ -140,6 +140,8 @@ class Proxy:
                 ask = await self._ask(arrival, response, record, visit, call)
             if ask is not None:
                 await Exchange(self._shared, ask, response, record).run()
+                if head.is_engine_control:
+                    self._controlled(head, record)
         except asyncio.CancelledError:
             record.outcome = Outcome.CUT_OFF if self.is_cutting_off else Outcome.CLIENT_GONE
             raise
@@ -245,6 +247,13 @@ class Proxy:
             tenant=tenant,
             exact_tokens=self._shared.exact_tokens,
         )
+
+    def _controlled(self, head: RequestHead, record: RequestRecord) -> None:
+        """An engine has done what was asked of it. Its probes would tell a while later, or never."""
+        router, name = self._shared.router, record.upstream
+        if record.outcome is Outcome.OK and name is not None and empties_cache(head.path):
+            with suppress(KeyError):  # it has left meanwhile
+                router.cache_emptied(name)
 
     def _health(self, response: RawResponse, record: RequestRecord) -> None:
         if self.is_stopping:

@@ -10,10 +10,11 @@ from prefixroute.core.lease import Lease
 from prefixroute.errors import UpstreamError, UpstreamTimeoutError
 from prefixroute.http.ask import Ask, Exchanges
 from prefixroute.http.comments import Comments, may_have_comments
-from prefixroute.http.headers import relayed, rendered, switched
+from prefixroute.http.headers import local_location, relayed, rendered, switched
 from prefixroute.http.response import RawResponse
 from prefixroute.http.transcript import Transcript
 from prefixroute.http.upstream import Answer
+from prefixroute.http.upstream.place import place_of
 from prefixroute.http.usage import UsageWatch
 from prefixroute.record import AttemptOutcome, Outcome, RequestRecord
 
@@ -188,13 +189,24 @@ class Relay:
             added.append((b"x-request-id", self._ask.request_id.encode("ascii")))
         added += self._told()
         # As they came, where nothing about them is special.
-        lines = head.relayed if response.permissions is None and status not in _SPECIAL else None
+        is_usual = response.permissions is None and status not in _SPECIAL and b"location" not in index
+        lines = head.relayed if is_usual else None
         if lines is None:
-            response.start(status, answer.reason, [*relayed(answer.headers), *added], with_next=with_next)
+            headers = relayed(answer.headers)
+            if b"location" in index:
+                headers = [self._followed(header) for header in headers]
+            response.start(status, answer.reason, [*headers, *added], with_next=with_next)
             return
         is_framed = b"content-length" in index and b"transfer-encoding" not in index
         lines += rendered(added)
         response.start_lines(status, answer.reason, lines, is_framed=is_framed, with_next=with_next)
+
+    def _followed(self, header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """A Location of the instance's own, which its clients may not reach."""
+        if header[0].lower() != b"location" or self._lease is None:
+            return header
+        place = place_of(self._lease.instance.url)
+        return header[0], local_location(header[1], place.authority, place.base)
 
     def _told(self) -> list[tuple[bytes, bytes]]:
         """What was decided, if answers tell."""

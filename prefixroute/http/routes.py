@@ -45,6 +45,7 @@ _ROUTES: dict[str, Route] = {
     "/v1/messages/count_tokens": Route("/v1/messages/count_tokens", Api.TOKENIZE, Dialect.ANTHROPIC, repeatable=True),
     "/invocations": Route("/invocations", Api.INVOCATIONS, repeatable=True),
     "/generate": Route("/generate", Api.GENERATE, repeatable=True),
+    "/inference/v1/generate": Route("/generate", Api.GENERATE, repeatable=True),
     "/tokenize": Route("/tokenize", Api.TOKENIZE, repeatable=True),
     "/detokenize": Route("/detokenize", Api.TOKENIZE, repeatable=True),
     "/v1/models": Route("/v1/models"),
@@ -161,6 +162,21 @@ _ENGINE_CONTROL = frozenset(
         "/models/unload",
     }
 )
+# Of those, what leaves nothing of a prefix cache.
+_EMPTIES_CACHE = frozenset(
+    {
+        "/sleep",
+        "/reset_prefix_cache",
+        "/release_kv_cache_memory",
+        "/flush_cache",
+        "/release_memory_occupation",
+        "/update_weights",
+        "/finish_weight_update",
+        "/update_weights_from_disk",
+        "/update_weights_from_tensor",
+        "/update_weights_from_distributed",
+    }
+)
 # llama.cpp: reading is harmless, POST changes the server.
 _ENGINE_CONTROL_BY_POST = frozenset({"/props"})
 _ENGINE_CONTROL_PREFIXES_BY_POST = ("/slots/",)
@@ -232,6 +248,11 @@ def is_engine_control(method: str, path: str) -> bool:
     return method not in ("GET", "HEAD", "OPTIONS") and (
         path in _ENGINE_CONTROL_BY_POST or path.startswith(_ENGINE_CONTROL_PREFIXES_BY_POST)
     )
+
+
+def empties_cache(path: str) -> bool:
+    """Whether an engine that has done what this plain path asks for holds no prefix any more."""
+    return path in _EMPTIES_CACHE
 
 
 def _without_dots(path: str) -> str:

@@ -42,6 +42,20 @@ async def test_o72_a_redirect_is_the_clients_to_follow(serve: Serve, status: int
             assert (len(upstream.calls), other.calls) == (1, [])
 
 
+@pytest.mark.parametrize("status", [201, 301, 307])
+async def test_a_redirect_to_the_instance_itself_leads_through_the_router(serve: Serve, status: int) -> None:
+    """vLLM answers a path with a slash at its end so, with the Host that it was asked by."""
+
+    async def script(call: Call) -> None:
+        location = f"http://{call.header('host')}{call.target.rstrip('/')}"
+        await json_answer({}, status=status, headers=f"Location: {location}\r\nX-Own: {location}\r\n")(call)
+
+    async with FakeUpstream(script) as upstream, serve(upstream) as app, RawClient(app.url) as client:
+        answer = await client.request("GET", "/v1/models/")
+        assert (answer.status, answer.header("location")) == (status, "/v1/models")
+        assert answer.header("x-own") == f"{upstream.url}/v1/models"
+
+
 async def test_o72_what_an_environment_says_of_proxies_and_passwords_is_not_obeyed(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

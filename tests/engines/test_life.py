@@ -188,7 +188,7 @@ async def test_an_engine_that_ends_in_mid_stream(
 ) -> None:
     """Who streams from it directly, and who does through the router, see the same end. Others are served elsewhere."""
     leaving, staying = vllm[:2]
-    async with before([leaving, staying], upstream={"idle_timeout_s": SILENCE_S}) as app, client() as session:
+    async with before([leaving, staying], upstream={"gone_timeout_s": SILENCE_S}) as app, client() as session:
         app.router.fleet.drain("gpu-1")
         async with (
             asyncio.timeout(4 * PATIENCE_S),

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from prefixroute.app import App
-from prefixroute.testing import FakeUpstream, RawClient
+from prefixroute.testing import Call, FakeUpstream, RawClient
 from prefixroute.testing.client import head
+from prefixroute.testing.upstream import json_answer
 
 Serve = Callable[..., AbstractAsyncContextManager[App]]
 Finished = Callable[[], list[dict[str, Any]]]
@@ -130,6 +131,36 @@ async def test_engine_control_is_open_where_the_operator_says_so(serve: Serve) -
             for path in PATHS:
                 assert (await client.request("POST", path, b"{}")).status == 200
         assert [call.target for call in upstream.calls] == PATHS
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "is_forgotten"),
+    [
+        ("/sleep?level=1", 200, True),
+        ("/reset_prefix_cache", 200, True),
+        ("/flush_cache/", 200, True),
+        ("/reset_prefix_cache", 500, False),
+        ("/wake_up", 200, False),
+        ("/v1/load_lora_adapter", 200, False),
+    ],
+)
+async def test_what_an_engine_was_told_to_forget_is_forgotten_here(
+    serve: Serve, path: str, status: int, is_forgotten: bool
+) -> None:
+    """At once: probes would tell half a minute later, and of a sleep that is over by then never."""
+    upstream = FakeUpstream()
+
+    async def script(call: Call) -> None:
+        await json_answer({}, status=status if call.target == path else 200)(call)
+
+    upstream.script = script
+    async with upstream, serve(upstream, engine_control="allow") as app, RawClient(app.url) as client:
+        story = json.dumps({"model": "m", "messages": [{"role": "user", "content": "long " * 2_000}]}).encode()
+        assert (await client.request(body=story)).status == 200
+        slot = app.router.fleet.instances[0].slot
+        assert app.router.index.n_blocks(slot) > 0
+        assert (await client.request("POST", path, b"")).status == status
+        assert (app.router.index.n_blocks(slot) == 0) is is_forgotten
 
 
 @pytest.mark.parametrize(

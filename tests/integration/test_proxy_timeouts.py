@@ -184,3 +184,55 @@ async def test_no_limit_runs_on_an_answer_as_a_whole(serve: Serve) -> None:
         answer = await client.answer()
         assert answer.complete
         assert set(answer.body) == {ord("x")}
+
+
+async def test_a_stream_of_an_instance_that_is_gone_does_not_hang(
+    serve: Serve, finished: Finished, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM may lose its engine to a signal, and keep its streams open without a word."""
+    limits = {"gone_timeout_s": 0.1}
+    async with FakeUpstream(begins) as upstream:
+        async with (
+            serve(upstream, upstream=limits, health={"interval_s": 0.02}) as app,
+            RawClient(app.url) as client,
+        ):
+            await client.send(head("POST", CHAT, BODY) + BODY)
+            await client.begin()
+            assert await client.chunk() == b"half"
+            upstream.refuse()
+            await client.wait_closed()
+        assert "silent for gone_timeout_s (0.1 s), and nothing listens there any more" in caplog.text
+        assert finished()[0]["outcome"] == "timeout"
+
+
+async def test_who_still_says_something_or_has_not_begun_is_not_gone(serve: Serve, finished: Finished) -> None:
+    """A server that stops in good order closes its port first, and finishes what it has."""
+    limits = {"gone_timeout_s": 2}
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if call.target == CHAT:
+            await call.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for _ in range(25):
+                await call.send_chunk(b"more")
+                await asyncio.sleep(0.1)
+            await call.send_chunk(b"")
+            go_on.set()
+        else:
+            await go_on.wait()
+            await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlate")
+
+    async with FakeUpstream(script) as upstream:
+        async with (
+            serve(upstream, upstream=limits, health={"interval_s": 0.02}) as app,
+            RawClient(app.url) as one,
+            RawClient(app.url) as other,
+        ):
+            whole = asyncio.create_task(other.request("POST", "/v1/completions", b'{"prompt":"x"}'))
+            await upstream.wait_calls(1)
+            streamed = asyncio.create_task(one.request("POST", CHAT, BODY))
+            await upstream.wait_calls(2)
+            upstream.refuse()
+            assert (await streamed).body == b"more" * 25
+            assert (await whole).body == b"late"
+        assert [record["outcome"] for record in finished()] == ["ok", "ok"]

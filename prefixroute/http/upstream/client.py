@@ -28,6 +28,7 @@ class Upstream:
         *,
         first_byte_timeout_s: float | None,
         idle_timeout_s: float | None,
+        gone_timeout_s: float | None = None,
         limits: ConnectionLimits,
         api_keys: Mapping[str, str] | None = None,
         tls: Mapping[str, tuple[SSLContext, str | None]] | None = None,
@@ -36,6 +37,7 @@ class Upstream:
         self._names = names or Names()
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
+        self._gone_timeout_s = gone_timeout_s
         self._limits = limits
         self._authorizations = _authorizations(api_keys or {})
         self._tls = dict(tls or {})
@@ -83,6 +85,7 @@ class Upstream:
         *,
         first_byte_timeout_s: float | None,
         idle_timeout_s: float | None,
+        gone_timeout_s: float | None = None,
         limits: ConnectionLimits,
         api_keys: Mapping[str, str],
         tls: Mapping[str, tuple[SSLContext, str | None]] | None = None,
@@ -90,6 +93,7 @@ class Upstream:
         """For attempts that begin from now on; those under way keep what they began with."""
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
+        self._gone_timeout_s = gone_timeout_s
         self._authorizations = _authorizations(api_keys)
         old_tls, self._tls = self._tls, dict(tls or {})
         for name in old_tls.keys() | self._tls.keys():
@@ -98,6 +102,12 @@ class Upstream:
         if limits != self._limits:
             self._limits = limits
             self.keep(())
+
+    def refused(self, name: str) -> None:
+        """Nothing listens at the instance's address: its answers under way may be silent no longer than that allows."""
+        pool = self._pools.get(name)
+        if pool is not None and self._gone_timeout_s is not None:
+            pool.doubt(self._gone_timeout_s)
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets all instances but these."""

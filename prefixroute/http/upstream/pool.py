@@ -96,6 +96,11 @@ class Pool:
             keep_s = min(keep_s, link.keeping.timeout_s - _KEEP_ALIVE_MARGIN_S)
         self._keep(link, keep_s)
 
+    def doubt(self, limit_s: float) -> None:
+        """Nothing listens at the instance's address. Answers under way may be silent for so long at most."""
+        for link in self._links:
+            link.doubt(limit_s)
+
     def lost(self, link: Link) -> None:
         self._links.discard(link)
         if link in self._idle:

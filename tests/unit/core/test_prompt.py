@@ -610,6 +610,23 @@ def test_a_body_of_very_many_items_is_not_parsed(api: Api, start: bytes, item: b
     assert prompt.messages is None
 
 
+@pytest.mark.parametrize(
+    ("body", "are_ids"),
+    [
+        ({"token_ids": [1, 2, 3]}, True),
+        ({"token_ids": [1, 2, 3], "prompt": "not looked at"}, True),
+        ({"token_ids": [1, 2, 3], "features": {"mm_hashes": {}}}, False),
+        ({"token_ids": [], "prompt": "x"}, False),
+        ({"token_ids": [[1], [2]]}, False),
+        ({"token_ids": "123"}, False),
+        ({"prompt": "x"}, False),
+        ({"input_ids": [1, 2, 3]}, False),
+    ],
+)
+def test_ids_of_a_generate_body_are_the_engines_own(body: dict[str, Any], are_ids: bool) -> None:
+    assert read_prompt(Api.GENERATE, orjson.dumps(body)).is_token_ids is are_ids
+
+
 def test_a_long_list_of_token_ids_is_parsed() -> None:
     ids = list(range(131_072))
     prompt = read_prompt(Api.COMPLETIONS, orjson.dumps({"model": "m", "prompt": ids}))

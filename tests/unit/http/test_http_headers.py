@@ -9,6 +9,7 @@ from prefixroute.http.headers import (
     forwarded,
     identified,
     is_encoded,
+    local_location,
     prefix_aware_id,
     relayed,
     short_text,
@@ -138,3 +139,27 @@ def test_a_body_is_encoded_unless_it_says_that_it_is_not(values: list[bytes], en
 
 def head(headers: list[Header]) -> RequestHead:
     return RequestHead("POST", "/v1/chat/completions", 1, headers)
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"http://gpu-a:8000/v1/models?a=b#c", b"/v1/models?a=b#c"),
+        (b"https://GPU-A:8000/v1", b"/v1"),
+        (b"http://gpu-a:8000", b"/"),
+        (b"http://gpu-a:8000?a=b", b"/?a=b"),
+        (b"http://gpu-a:8000/base/v1", b"/v1"),
+        (b"http://gpu-a:8000/base", b"/"),
+        (b"http://gpu-a:8000/baseless", b"/baseless"),
+        # Elsewhere, or no address at all.
+        (b"http://gpu-a:80001/v1", b"http://gpu-a:80001/v1"),
+        (b"http://gpu-a:8000.evil.example/", b"http://gpu-a:8000.evil.example/"),
+        (b"http://gpu-b:8000/v1", b"http://gpu-b:8000/v1"),
+        (b"ftp://gpu-a:8000/v1", b"ftp://gpu-a:8000/v1"),
+        (b"/v1/models", b"/v1/models"),
+        (b"models", b"models"),
+        (b"", b""),
+    ],
+)
+def test_a_location_at_the_instance_leads_through_here(sent: bytes, told: bytes) -> None:
+    assert local_location(sent, b"gpu-a:8000", b"/base") == told
