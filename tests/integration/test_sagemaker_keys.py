@@ -21,6 +21,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from prefixroute.app import App
+from prefixroute.config import Settings
+from prefixroute.errors import ConfigError
+from prefixroute.security import Security
 from prefixroute.testing import Call, FakeUpstream, RawClient
 from prefixroute.testing.client import head
 from prefixroute.testing.upstream import json_answer
@@ -307,6 +310,18 @@ async def test_a_key_has_limits_of_its_own(serve: Serve, tmp_path: Path, finishe
             await (bob.stream if streaming else bob.invoke)()
         assert (await bob.refusal(streaming=streaming)).response["Error"]["Code"] == "ThrottlingException"
         await (alice.stream if streaming else alice.invoke)()
+
+
+def test_one_name_has_one_set_of_limits_in_both_files(access_keys: Path, api_keys: Path) -> None:
+    settings = Settings.model_validate(
+        {"listen": {"api_keys_file": str(api_keys)}, "sagemaker": {"access_keys_file": str(access_keys)}}
+    )
+    api_keys.write_text(f"alice: {BEARER}\n")
+    Security(settings, {}, clock=lambda: 0.0)
+    api_keys.write_text(f"alice: {BEARER} in_flight=2\n")
+    with pytest.raises(ConfigError, match="alice has other limits there than in listen.api_keys_file") as raised:
+        Security(settings, {}, clock=lambda: 0.0)
+    assert SECRET not in str(raised.value)
 
 
 async def test_keys_may_change_while_the_router_works(serve: Serve, access_keys: Path) -> None:

@@ -105,6 +105,15 @@ def test_every_strategy_can_be_named(strategy: str) -> None:
     assert bot.production_variants[0].routing_config.routing_strategy == strategy
 
 
+def test_the_example_in_the_documentation_is_right() -> None:
+    text = (EXAMPLE.parent / "docs" / "sagemaker.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        settings = Settings.model_validate(parse_yaml(block))
+        assert settings.sagemaker.endpoints[0].production_variants[0].instances == ("gpu-a", "gpu-b", "gpu-c")
+
+
 def test_the_example_in_comments_is_right() -> None:
     """Its lines without their marks are a list of endpoints."""
     text = EXAMPLE.read_text().partition("\nsagemaker:")[2].partition("\n  endpoints:")[0]
