@@ -28,7 +28,7 @@ from prefixroute.core.shadow import Shadow, Shadows
 from prefixroute.core.survey import Sampling
 from prefixroute.errors import ConfigError
 from prefixroute.exact_tokens.setup import check_files, make_exact_tokens
-from prefixroute.sagemaker.endpoints import Endpoints, Rule
+from prefixroute.sagemaker.endpoints import Endpoints, RoutingRule
 
 if TYPE_CHECKING:
     from prefixroute.kv_events.service import KvEvents
@@ -148,22 +148,24 @@ def make_endpoints(settings: Settings, seed: int, earlier: Endpoints | None = No
     return Endpoints(settings.sagemaker.endpoints, partial(_make_rule, settings.routing, seed), earlier)
 
 
-def _make_rule(routing: RoutingSettings, seed: int, config: RoutingConfigSettings) -> Rule:
+def _make_rule(routing: RoutingSettings, seed: int, config: RoutingConfigSettings) -> RoutingRule:
     aware = config.prefix_aware_routing_config
     if aware is not None:
         max_prefixes = routing.prefix_aware.max_prefixes
         # An endpoint has one model.
-        return Rule(PrefixAware(aware.prefix_length, aware.concurrency_threshold, max_prefixes, seed, by_model=False))
+        return RoutingRule(
+            PrefixAware(aware.prefix_length, aware.concurrency_threshold, max_prefixes, seed, by_model=False)
+        )
     match config.routing_strategy:
         case "RANDOM":
-            return Rule(make_policy(routing, seed, "random"))
+            return RoutingRule(make_policy(routing, seed, "random"))
         case "LEAST_OUTSTANDING_REQUESTS":
-            return Rule(make_policy(routing, seed, "least_outstanding_requests"))
+            return RoutingRule(make_policy(routing, seed, "least_outstanding_requests"))
         case "KV_AWARE":
-            return Rule(make_policy(routing, seed, "kv_aware"))
+            return RoutingRule(make_policy(routing, seed, "kv_aware"))
         case "EXPECTED_LATENCY":
             sampling = constants(Sampling, routing.expected_latency)
-            return Rule(make_policy(routing, seed, "expected_latency"), holds=True, sampling=sampling)
+            return RoutingRule(make_policy(routing, seed, "expected_latency"), holds=True, sampling=sampling)
         case "PREFIX_AWARE":
             raise ValueError("PREFIX_AWARE without its configuration")
         case _:

@@ -160,6 +160,7 @@ class Parts:
             on_served=on_served,
             gate=self.security.gate,
             contract=self.sagemaker,
+            on_sleep=lambda name: self._cache_emptied(name, None),
             names_clients=lambda: self.settings.log.client_address,
         )
 
@@ -277,13 +278,12 @@ class Parts:
         route = route_of(plain_path(path))
         if not route.is_endpoint:
             return route.api, None
-        call = self.sagemaker.call(RequestHead("POST", path, 1, head.headers))
+        call = self.sagemaker.call(RequestHead("POST", path, 1, head.headers), dry=True)
         return call.head.route.api, call.group
 
     def _probed(self, name: str, outcome: str) -> None:
         self.metrics.probed(name, outcome)
-        if outcome == ProbeFailure.REFUSED.value:
-            self.upstream.refused(name)
+        self.upstream.told(name, listens=outcome != ProbeFailure.REFUSED.value)
 
     def _cache_emptied(self, name: str, started_s: float | None) -> None:
         if self.kv_events is not None:

@@ -6,16 +6,15 @@ Everything is read from variables and files at once, and again on a reload: whol
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prefixroute.config.access_keys import AccessKey, access_key_file_warnings, read_access_keys
+from prefixroute.config.access_keys import AccessKey, access_key_file_warnings, read_access_keys_of
 from prefixroute.config.api_keys import ApiKey, key_file_warnings, read_api_keys
 from prefixroute.config.secrets import admin_token, api_key
 from prefixroute.config.settings import Settings, is_loopback
 from prefixroute.config.tls import ServerTls, client_context, fingerprint, server_context
-from prefixroute.errors import ConfigError
 from prefixroute.http.auth import AdminToken, ApiKeys, Gate
 from prefixroute.http.cors import Cors
 from prefixroute.sagemaker.sigv4 import Verifier
@@ -103,8 +102,7 @@ class Security:
         keys_file = None if listen.api_keys_file is None else Path(listen.api_keys_file)
         api_keys = None if keys_file is None else read_api_keys(keys_file)
         access_file = settings.sagemaker.access_keys_file
-        access_keys = None if access_file is None else read_access_keys(Path(access_file))
-        _check_shared_names(api_keys or (), access_keys or ())
+        access_keys = read_access_keys_of(settings, api_keys)
         return PreparedSecurity(
             settings,
             api_keys=api_keys,
@@ -199,15 +197,3 @@ class Security:
             if instance.tls is not None and not instance.tls.verify:
                 yield f"{instance.name}: its certificate is not checked (tls.verify is false)"
         yield from self.now.warnings
-
-
-def _check_shared_names(api_keys: Sequence[ApiKey], access_keys: Sequence[AccessKey]) -> None:
-    """Keys of one name are one caller, in whichever file they are. Raises ConfigError."""
-    limits = {key.name: (key.max_in_flight, key.requests_per_minute) for key in api_keys}
-    for key in access_keys:
-        own = key.max_in_flight, key.requests_per_minute
-        if limits.get(key.name, own) != own:
-            raise ConfigError(
-                f"sagemaker.access_keys_file: {key.name} has other limits there than in listen.api_keys_file "
-                "(keys of one name share their limits)"
-            )

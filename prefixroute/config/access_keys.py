@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prefixroute.config.api_keys import digest_of, name_of
+from prefixroute.config.api_keys import ApiKey, digest_of, name_of, read_api_keys
 from prefixroute.config.key_files import limits, named, nth, read_entries, warnings_of
+from prefixroute.config.settings import Settings
+from prefixroute.errors import ConfigError
 
 # AWS's have letters and digits only, 16 to 128.
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -39,6 +41,30 @@ class AccessKey:
 def read_access_keys(path: Path) -> tuple[AccessKey, ...]:
     """The access keys in a file, at least one. Raises ConfigError."""
     return read_entries(path, "access_keys_file", "an access key id", _entry, lambda key: key.key_id)
+
+
+def read_access_keys_of(settings: Settings, api_keys: Sequence[ApiKey] | None = None) -> tuple[AccessKey, ...] | None:
+    """As configured; None: without a file. `api_keys`: of `listen.api_keys_file`, where they are read already.
+
+    Raises ConfigError, also where a name has other limits there: keys of one name are one caller.
+    """
+    file, api_file = settings.sagemaker.access_keys_file, settings.listen.api_keys_file
+    if file is None:
+        return None
+    keys = read_access_keys(Path(file))
+    if api_keys is None:
+        try:
+            api_keys = () if api_file is None else read_api_keys(Path(api_file))
+        except ConfigError:
+            api_keys = ()  # which is told where they are read
+    limits = {key.name: (key.max_in_flight, key.requests_per_minute) for key in api_keys}
+    for key in keys:
+        own = key.max_in_flight, key.requests_per_minute
+        if limits.get(key.name, own) != own:
+            raise ConfigError(
+                f"{file}: {key.name} has other limits than in {api_file} (keys of one name share their limits)"
+            )
+    return keys
 
 
 def access_key_file_warnings(path: Path, keys: Sequence[AccessKey]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from prefixroute.config.access_keys import read_access_keys
+from prefixroute.config.access_keys import read_access_keys_of
 from prefixroute.config.api_keys import read_api_keys
 from prefixroute.config.errors import Where, describe
 from prefixroute.config.file import TextError, parse_yaml, read_file
@@ -117,8 +117,8 @@ def _file_problems(settings: Settings, environ: Mapping[str, str]) -> list[str]:
         attempt(partial(server_context, listen.tls, "listen.tls"))
     if listen.api_keys_file is not None:
         attempt(partial(read_api_keys, Path(listen.api_keys_file)), "listen.api_keys_file")
-    if (access_keys_file := settings.sagemaker.access_keys_file) is not None:
-        attempt(partial(read_access_keys, Path(access_keys_file)), "sagemaker.access_keys_file")
+    if settings.sagemaker.access_keys_file is not None:
+        attempt(partial(read_access_keys_of, settings), "sagemaker.access_keys_file")
     if admin is not None:
         attempt(partial(admin_token, admin, environ), f"admin.token_{'env' if admin.token_file is None else 'file'}")
         if admin.tls is not None:

@@ -27,7 +27,8 @@ class Audit:
         """The decision is carried out. Only the first one of a request asks what could have been cached."""
         if request.missing is None and request.chain:
             request.missing = self.ladder.dispatched(request.chain)
-        if self.shadows is not None:
+        # Shadows are compared with the router's own policy.
+        if self.shadows is not None and request.group is None:
             self.shadows.see(facts, candidates, decision)
 
     def answered(

@@ -221,8 +221,9 @@ class Fleet:
         )
 
     def is_starting(self, among: Collection[str] | None = None) -> bool:
-        """Whether none of these instances has ever been up; `among` None: of all."""
-        return not any(s._was_up for s in self._states.values() if among is None or s.instance.name in among)
+        """Whether none of these instances, of which there are some, has ever been up; `among` None: of all."""
+        states = [s for s in self._states.values() if among is None or s.instance.name in among]
+        return bool(states) and not any(s._was_up for s in states)
 
     def next_return_s(self) -> float | None:
         """When the first ejected instance may be tried again (monotonic seconds); None: none is, or all such drain."""

@@ -28,6 +28,8 @@ class Call(Protocol):
     """As an instance gets it: its target, and its headers."""
     group: Group | None
     """Who may take it; None: any instance."""
+    prefix: bytes
+    """What the client's path has in front of the instance's, where the rest of them is alike; else empty."""
     takes_interim: bool
     """Whether its clients know what to do with answers ahead of the answer (1xx)."""
 

@@ -87,20 +87,27 @@ def asks_for_websocket(headers: RawHeaders) -> bool:
     )
 
 
-def local_location(value: bytes, authority: bytes, base: bytes) -> bytes:
+def local_location(value: bytes, authority: bytes, base: bytes, prefix: bytes = b"") -> bytes:
     """A Location as the client can follow it: one at the instance itself becomes a path, which leads through here.
 
-    `authority`: as its requests name it; `base`: what they have in front of every path.
+    `authority`: as its requests name it; `base`: what they have in front of every path; `prefix`: what the client's
+    have there instead.
     """
     scheme, separator, rest = value.partition(b"://")
-    if not separator or scheme.lower() not in (b"http", b"https") or not rest.lower().startswith(authority.lower()):
+    is_path = value.startswith(b"/")
+    if is_path:
+        path = value
+    elif separator and scheme.lower() in (b"http", b"https") and rest.lower().startswith(authority.lower()):
+        path = rest[len(authority) :]
+    else:
         return value
-    path = rest[len(authority) :]
-    if path[:1] not in (b"", b"/", b"?", b"#"):
-        return value  # a longer host, or another port
-    if base and (path == base or path.startswith(base + b"/")):
+    if path[:1] not in (b"", b"/", b"?", b"#") or path[1:2] in (b"/", b"\\"):
+        return value  # a longer host, or another port; or what clients would take for a host
+    if base and path.startswith(base) and path[len(base) : len(base) + 1] in (b"", b"/", b"?", b"#"):
         path = path[len(base) :]
-    return path if path.startswith(b"/") else b"/" + path
+        if path[1:2] in (b"/", b"\\"):
+            return value
+    return prefix + (path if path.startswith(b"/") else b"/" + path)
 
 
 def first(headers: RawHeaders, name: bytes) -> bytes | None:

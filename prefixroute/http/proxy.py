@@ -38,7 +38,7 @@ from prefixroute.http.models import joined_models
 from prefixroute.http.peer import client_address
 from prefixroute.http.relay import outcome_of
 from prefixroute.http.response import RawResponse
-from prefixroute.http.routes import Route, empties_cache
+from prefixroute.http.routes import Route, empties_cache, is_sleep
 from prefixroute.http.upstream import UpstreamRequest
 from prefixroute.record import METHODS, Outcome, RequestRecord
 
@@ -57,7 +57,7 @@ class Proxy:
     """Serves requests of the data port. `on_record` gets each finished record, synchronously.
 
     `on_served`: so does this, with the prompt, where a request came as far as having one. `gate`: who is let in.
-    `contract`: whose endpoints are served as well.
+    `contract`: whose endpoints are served as well. `on_sleep`: gets the name of an instance that was put to sleep.
     `names_clients`: whether records tell clients' addresses.
     """
 
@@ -72,6 +72,7 @@ class Proxy:
         on_served: Callable[[RequestRecord, Prompt], None] | None = None,
         gate: Gate | None = None,
         contract: Contract | None = None,
+        on_sleep: Callable[[str], None] = lambda _name: None,
         names_clients: Callable[[], bool] = lambda: False,
     ) -> None:
         self._shared = shared
@@ -82,6 +83,7 @@ class Proxy:
         self._on_served = on_served
         self._gate = gate or Gate()
         self._contract = contract
+        self._on_sleep = on_sleep
         self._names_clients = names_clients
         self.n_active = 0
         """Requests under way."""
@@ -254,6 +256,8 @@ class Proxy:
         if record.outcome is Outcome.OK and name is not None and empties_cache(head.path):
             with suppress(KeyError):  # it has left meanwhile
                 router.cache_emptied(name)
+                if is_sleep(head.path):
+                    self._on_sleep(name)
 
     def _health(self, response: RawResponse, record: RequestRecord) -> None:
         if self.is_stopping:

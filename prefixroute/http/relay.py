@@ -206,7 +206,8 @@ class Relay:
         if header[0].lower() != b"location" or self._lease is None:
             return header
         place = place_of(self._lease.instance.url)
-        return header[0], local_location(header[1], place.authority, place.base)
+        prefix = b"" if self._ask.call is None else self._ask.call.prefix
+        return header[0], local_location(header[1], place.authority, place.base, prefix)
 
     def _told(self) -> list[tuple[bytes, bytes]]:
         """What was decided, if answers tell."""

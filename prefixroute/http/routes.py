@@ -177,6 +177,7 @@ _EMPTIES_CACHE = frozenset(
         "/update_weights_from_distributed",
     }
 )
+_SLEEPS = frozenset({"/sleep", "/release_kv_cache_memory", "/release_memory_occupation"})
 # llama.cpp: reading is harmless, POST changes the server.
 _ENGINE_CONTROL_BY_POST = frozenset({"/props"})
 _ENGINE_CONTROL_PREFIXES_BY_POST = ("/slots/",)
@@ -253,6 +254,11 @@ def is_engine_control(method: str, path: str) -> bool:
 def empties_cache(path: str) -> bool:
     """Whether an engine that has done what this plain path asks for holds no prefix any more."""
     return path in _EMPTIES_CACHE
+
+
+def is_sleep(path: str) -> bool:
+    """Whether an engine that has done what this plain path asks for says so to nobody, its KV events included."""
+    return path in _SLEEPS
 
 
 def _without_dots(path: str) -> str:

@@ -1,6 +1,6 @@
 """Requests to endpoints, as containers get them."""
 
-from prefixroute.core.fleet import Fleet
+from prefixroute.core.fleet import Fleet, Instance
 from prefixroute.core.group import Group
 from prefixroute.core.lease import Lease
 from prefixroute.errors import (
@@ -24,12 +24,16 @@ from prefixroute.sagemaker.sessions import Home, Sessions
 
 
 class OpenAICall:
-    """A request on an endpoint's OpenAI path. Its answer is what the instance says. `head`: for an instance."""
+    """A request on an endpoint's OpenAI path. Its answer is what the instance says.
+
+    `head`: for an instance. `prefix`: what stands before its target in the client's.
+    """
 
     takes_interim = True
 
-    def __init__(self, head: RequestHead, destination: Destination) -> None:
+    def __init__(self, head: RequestHead, destination: Destination, prefix: bytes) -> None:
         self.head = head
+        self.prefix = prefix
         self.group: Group | None = destination.group
 
     def relay(
@@ -54,6 +58,8 @@ class InvocationCall:
 
     `group`: who may take it, which a session may narrow.
     """
+
+    prefix = b""
 
     # AWS's SDKs take the first head that comes for the answer's, unless it is 100.
     takes_interim = False
@@ -112,10 +118,12 @@ class InvocationCall:
         members = None if self.group is None else self.group.members
         return self._fleet.is_starting(members if instance is None else (instance,))
 
-    def session_opened(self, session: tuple[str, float | None], instance: str) -> None:
+    def session_opened(self, session: tuple[str, float | None], instance: Instance) -> None:
         """A container began a session: its id, and when it ends."""
         session_id, expires_s = session
-        home = Home(instance, self.destination.variant, self.destination.component)
+        if not self._fleet.has(instance):
+            return  # it has left meanwhile, and whoever has its name now is another one
+        home = Home(instance.name, self.destination.variant, self.destination.component)
         self._sessions.opened(self._endpoint, session_id, home, expires_s)
 
     def session_closed(self, session_id: str) -> None:

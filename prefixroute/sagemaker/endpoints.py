@@ -17,13 +17,13 @@ from prefixroute.core.group import Group
 from prefixroute.core.policies.prefix_aware import PrefixAware
 from prefixroute.core.policy import Policy
 from prefixroute.core.survey import Sampling
-from prefixroute.sagemaker.errors import UnknownEndpointError
+from prefixroute.sagemaker.errors import UnknownDestinationError
 
 # What SageMaker's own tools call the only variant of an endpoint.
 ONLY_VARIANT = "AllTraffic"
 
 
-class Rule(NamedTuple):
+class RoutingRule(NamedTuple):
     """How a group picks: see `Group`."""
 
     policy: Policy
@@ -31,7 +31,7 @@ class Rule(NamedTuple):
     sampling: Sampling | None = None
 
 
-MakeRule = Callable[[RoutingConfigSettings], Rule]
+MakeRule = Callable[[RoutingConfigSettings], RoutingRule]
 
 
 class Destination(NamedTuple):
@@ -48,7 +48,7 @@ class _Part:
 
     variant: VariantSettings
     component: ComponentSettings | None
-    rule: Rule
+    rule: RoutingRule
     group: Group
 
     @property
@@ -80,11 +80,11 @@ class Endpoint:
             )
 
     def destination(self, variant: str | None, component: str | None, rng: Random) -> Destination:
-        """Where a request goes that names these. Raises UnknownEndpointError."""
+        """Where a request goes that names these. Raises UnknownDestinationError."""
         if component is not None:
             return self._of_component(variant, component).destination
         if self.settings.inference_components:
-            raise UnknownEndpointError(
+            raise UnknownDestinationError(
                 "this endpoint has inference components, and the request must name one of them "
                 "(X-Amzn-SageMaker-Inference-Component)"
             )
@@ -92,15 +92,17 @@ class Endpoint:
             (variant,) = rng.choices(self._names, cum_weights=self._shares)
         part = self._parts.get((variant, None))
         if part is None:
-            raise UnknownEndpointError("the endpoint has no such production variant (X-Amzn-SageMaker-Target-Variant)")
+            raise UnknownDestinationError(
+                "the endpoint has no such production variant (X-Amzn-SageMaker-Target-Variant)"
+            )
         return part.destination
 
     def _of_component(self, variant: str | None, component: str) -> _Part:
         part = self._parts.get((None, component))
         if part is None:
-            raise UnknownEndpointError("the endpoint has no such inference component")
+            raise UnknownDestinationError("the endpoint has no such inference component")
         if variant is not None and variant != part.variant.variant_name:
-            raise UnknownEndpointError(
+            raise UnknownDestinationError(
                 "the inference component is on another production variant than the request names"
             )
         return part
@@ -118,12 +120,12 @@ class Endpoints:
         }
 
     def destination(self, endpoint: str, variant: str | None, component: str | None, rng: Random) -> Destination:
-        """Where a request goes that names these. Raises UnknownEndpointError."""
+        """Where a request goes that names these. Raises UnknownDestinationError."""
         if not self._endpoints:
             return Destination(variant or ONLY_VARIANT, component, None)
         found = self._endpoints.get(endpoint)
         if found is None:
-            raise UnknownEndpointError("no endpoint of this name is configured (sagemaker.endpoints)")
+            raise UnknownDestinationError("no endpoint of this name is configured (sagemaker.endpoints)")
         return found.destination(variant, component, rng)
 
 

@@ -10,10 +10,10 @@ _CONTAINER = "primary"
 _MAX_CHARS = 2_048
 
 
-class UnknownEndpointError(RequestError):
-    """Nobody is configured to be asked for: no such endpoint, variant, component or session."""
+class UnknownDestinationError(RequestError):
+    """Whom the request names is not there: no such endpoint, variant, component or session."""
 
-    code = "unknown_endpoint"
+    code = "unknown_destination"
 
 
 class UnsupportedOperationError(RequestError):
@@ -49,7 +49,8 @@ class ModelError(PrefixRouteError):
     def __init__(self, original_status: int, original: str) -> None:
         fault = "client" if 400 <= original_status < 500 else "server"
         original = original[:_MAX_CHARS]
-        super().__init__(f'Received {fault} error ({original_status}) from {_CONTAINER} with message "{original}"')
+        said = f'Received {fault} error ({original_status}) from {_CONTAINER} with message "{original}"'
+        super().__init__(said[:_MAX_CHARS])
         self.details: Mapping[str, object] = {
             "OriginalStatusCode": original_status,
             "OriginalMessage": original,

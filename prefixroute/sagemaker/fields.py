@@ -43,7 +43,7 @@ class InvocationFields:
     target_variant: str | None = None
 
 
-class Rule(NamedTuple):
+class _HeaderRule(NamedTuple):
     """What one header takes. `pattern` is of all of it; `n_chars`: from and to; `words` go on after their number."""
 
     field: str
@@ -52,8 +52,8 @@ class Rule(NamedTuple):
     words: str
 
 
-def _rule(field: str, pattern: bytes, least: int, most: int, words: str) -> Rule:
-    return Rule(field, re.compile(pattern), (least, most), words)
+def _rule(field: str, pattern: bytes, least: int, most: int, words: str) -> _HeaderRule:
+    return _HeaderRule(field, re.compile(pattern), (least, most), words)
 
 
 _HEADER = "X-Amzn-SageMaker-"
@@ -78,7 +78,7 @@ _STREAMING = _BOTH | {
 }
 
 
-def _by_header(rules: dict[str, Rule]) -> dict[bytes, tuple[str, Rule]]:
+def _by_header(rules: dict[str, _HeaderRule]) -> dict[bytes, tuple[str, _HeaderRule]]:
     return {(_HEADER + name).lower().encode("ascii"): (_HEADER + name, rule) for name, rule in rules.items()}
 
 

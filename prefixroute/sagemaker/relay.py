@@ -85,11 +85,11 @@ class InvocationRelay(Relay):
         return b"x-Amzn-Invoked-Production-Variant", self._call.destination.variant.encode("ascii")
 
     def _note_sessions(self) -> None:
-        index, instance = self._answer.head.index, self._record.upstream
-        if instance is not None and (opened := index.get(NEW_SESSION_ID)) is not None:
+        index, lease = self._answer.head.index, self._lease
+        if lease is not None and (opened := index.get(NEW_SESSION_ID)) is not None:
             session = session_of(opened)
             if session is not None:
-                self._call.session_opened(session, instance)
+                self._call.session_opened(session, lease.instance)
         if (closed := index.get(CLOSED_SESSION_ID)) is not None:
             self._call.session_closed(closed.strip().decode("latin-1"))
 
@@ -134,7 +134,7 @@ def _last_words(error: Exception) -> bytes:
     if isinstance(error, UpstreamTimeoutError):
         code: StreamErrorCode = "ModelInvocationTimeExceeded"
         text = "the model went silent in the middle of its answer"
-    elif isinstance(error, UpstreamError | ModelError):
+    elif isinstance(error, UpstreamError):
         code, text = "StreamBroken", "the model's answer broke off"
     else:
         return internal_stream_failure("the router failed in the middle of the answer")

@@ -1,6 +1,7 @@
 """The endpoint contract of one router: who is let in, what is asked, and whom it is for."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ from random import Random
 from prefixroute.core.fleet import Fleet
 from prefixroute.core.group import Group
 from prefixroute.core.policies.blind import LeastOutstanding
-from prefixroute.errors import MethodError, RequestError
+from prefixroute.errors import MethodError, RequestError, TooManyRequestsError
 from prefixroute.http.arrival import Arrival, RequestHead
 from prefixroute.http.auth import Gate, Visit, presented_key
 from prefixroute.http.body import BodyLimits, check_length, expect_continue, read_whole
@@ -19,7 +20,7 @@ from prefixroute.http.headers import RawHeaders
 from prefixroute.http.routes import ENDPOINT_PATH
 from prefixroute.sagemaker.calls import InvocationCall, OpenAICall
 from prefixroute.sagemaker.endpoints import Destination, Endpoints
-from prefixroute.sagemaker.errors import UnknownEndpointError, UnsupportedOperationError
+from prefixroute.sagemaker.errors import UnknownDestinationError, UnsupportedOperationError
 from prefixroute.sagemaker.fields import NEW_SESSION, InvocationFields, check_endpoint_name, read_fields
 from prefixroute.sagemaker.sessions import Sessions
 from prefixroute.sagemaker.sigv4 import Verifier, missing_authentication, read_signature
@@ -34,9 +35,17 @@ _SIGNING = frozenset(
         b"amz-sdk-request",
     }
 )
+# No segment of it is empty or made of dots, but for an empty one at its end.
+_DOTLESS = re.compile(r"(?:/(?!\.{0,2}(?:/|$))[^/]*)+/?")
 _STREAM_ACCEPT = b"x-amzn-sagemaker-accept"
+# Of a query: presigned URLs.
+_SIGNING_QUERY = "x-amz-"
 # Above this, hashing takes longer than others should wait for a turn: half a millisecond.
 _HASHED_AT_ONCE_BYTES = 262_144
+# Bodies are read before it is known who sends them. Those above this size, of all clients together, only as far as so
+# many of the longest would be.
+_UNPROVEN_BYTES = 1_048_576
+_MAX_UNPROVEN = 4
 
 
 class SageMaker:
@@ -65,6 +74,7 @@ class SageMaker:
         self._wall_clock = wall_clock
         # Of endpoints that have no groups of their own, for sessions.
         self._whole_fleet = Group(LeastOutstanding())
+        self._unproven_bytes = 0
 
     async def enter(self, arrival: Arrival, limits: BodyLimits) -> Visit | None:
         """As `Contract` has it: by AWS's signature, where access keys are configured."""
@@ -77,31 +87,57 @@ class SageMaker:
             if any(presented_key(header) for header in head.headers):
                 return None
             raise missing_authentication(head.target)
-        claim = verifier.check_head(signature, head.headers, self._wall_clock())
-        check_length(arrival, limits)
-        expect_continue(arrival)
-        body = arrival.whole = await read_whole(arrival, limits)
+        came_s = self._wall_clock()
+        claim = verifier.check_head(signature, head.headers, came_s)
+        body = b""
+        if arrival.content is not None or arrival.whole is not None:
+            body = arrival.whole = await self._unproven_body(arrival, limits)
         digest = sha256(body).hexdigest() if len(body) <= _HASHED_AT_ONCE_BYTES else await _digest_aside(body)
-        name = verifier.verify(claim, head.method, head.origin or head.target, head.headers, digest)
+        latest, keys = self._signatures(), self._gate.api_keys
+        if latest is None or keys is None:
+            return None
+        if latest is not verifier:  # the keys have changed while the body came
+            claim = latest.check_head(signature, head.headers, came_s)
+        name = latest.verify(claim, head.method, head.origin or head.target, head.headers, digest)
         return keys.enter_as(name, head)
 
-    def call(self, head: RequestHead) -> Call:
-        """As `Contract` has it."""
-        target = head.origin or "/"
-        path, mark, query = target.partition("?")
+    async def _unproven_body(self, arrival: Arrival, limits: BodyLimits) -> bytes:
+        """The body of a request of which only the head has been looked at. Raises as `read_whole` does, and
+        TooManyRequestsError where much is being read for others who have proven nothing either."""
+        check_length(arrival, limits)
+        n_bytes = limits.max_bytes if arrival.length is None else arrival.length
+        if arrival.whole is not None or n_bytes <= _UNPROVEN_BYTES:
+            n_bytes = 0
+        elif self._unproven_bytes + n_bytes > _MAX_UNPROVEN * limits.max_bytes:
+            raise TooManyRequestsError("too many large bodies are being read whose senders are not known yet", 1)
+        self._unproven_bytes += n_bytes
+        try:
+            expect_continue(arrival)
+            return await read_whole(arrival, limits)
+        finally:
+            self._unproven_bytes -= n_bytes
+
+    def call(self, head: RequestHead, *, dry: bool = False) -> Call:
+        """As `Contract` has it. `dry`: nothing is noted, as nothing will be asked."""
+        path, mark, query = (head.origin or "/").partition("?")
+        if _SIGNING_QUERY in query.lower():
+            query = "&".join(part for part in query.split("&") if not part.lower().startswith(_SIGNING_QUERY))
+            mark = mark if query else ""
         found = ENDPOINT_PATH.fullmatch(path)
         if found is None:
             raise RequestError("the path must be written plainly: /endpoints/NAME/invocations, without escapes")
+        rng = Random() if dry else self._rng
         endpoint = found["endpoint"]
         check_endpoint_name(endpoint)
         if found["openai"] is not None:
             fields = read_fields(head.headers, streaming=False)
             component = found["component"] or fields.inference_component
-            destination = self.endpoints.destination(endpoint, fields.target_variant, component, self._rng)
+            destination = self.endpoints.destination(endpoint, fields.target_variant, component, rng)
             asked = _with(head, found["openai"] + mark + query, _for_instance(head.headers))
-            if not f"{asked.path}/".startswith("/v1/"):
+            # Whoever reads it must read the same: servers resolve dots, and signatures are of what is resolved.
+            if not _DOTLESS.fullmatch(found["openai"]) or not f"{asked.path}/".startswith("/v1/"):
                 raise RequestError("the path must be written plainly: /endpoints/NAME/openai/v1/…, without '..'")
-            return OpenAICall(asked, destination)
+            return OpenAICall(asked, destination, path[: found.start("openai")].encode("utf-8", "surrogateescape"))
         operation = found["operation"]
         if operation not in ("invocations", "invocations-response-stream"):
             raise UnsupportedOperationError(
@@ -111,7 +147,7 @@ class SageMaker:
             raise MethodError("endpoints are invoked with POST", "POST")
         streaming = operation == "invocations-response-stream"
         fields = read_fields(head.headers, streaming=streaming)
-        destination, group = self._destination(endpoint, fields)
+        destination, group = self._destination(endpoint, fields, rng, dry=dry)
         # Frames and errors are made of what can be read.
         headers = [header for header in _for_instance(head.headers) if header[0].lower() != b"accept-encoding"]
         if streaming:
@@ -126,23 +162,25 @@ class SageMaker:
             fleet=self._fleet,
         )
 
-    def _destination(self, endpoint: str, fields: InvocationFields) -> tuple[Destination, Group | None]:
+    def _destination(
+        self, endpoint: str, fields: InvocationFields, rng: Random, *, dry: bool
+    ) -> tuple[Destination, Group | None]:
         """Which part of the endpoint, and who of it."""
         variant, component, session = fields.target_variant, fields.inference_component, fields.session_id
         if session is None or session == NEW_SESSION:
-            destination = self.endpoints.destination(endpoint, variant, component, self._rng)
+            destination = self.endpoints.destination(endpoint, variant, component, rng)
             return destination, destination.group
-        home = self.sessions.home(endpoint, session, self._wall_clock())
+        home = self.sessions.home(endpoint, session, self._wall_clock(), touch=not dry)
         if home is None or (variant or home.variant, component or home.component) != (home.variant, home.component):
             # An endpoint that is not there is the first thing to be told.
-            self.endpoints.destination(endpoint, variant, component, self._rng)
+            self.endpoints.destination(endpoint, variant, component, rng)
         else:
-            destination = self.endpoints.destination(endpoint, home.variant, home.component, self._rng)
+            destination = self.endpoints.destination(endpoint, home.variant, home.component, rng)
             group = destination.group or self._whole_fleet
             # The configuration may have given its instance to others meanwhile.
             if group.members is None or home.instance in group.members:
                 return destination, group.only(home.instance)
-        raise UnknownEndpointError(
+        raise UnknownDestinationError(
             "there is no such session, or it has ended (X-Amzn-SageMaker-Session-Id: NEW_SESSION begins one)"
         )
 

@@ -43,17 +43,19 @@ class Sessions:
         """A container ended a session."""
         self._homes.pop((endpoint, session), None)
 
-    def home(self, endpoint: str, session: str, now_s: float) -> Home | None:
-        """Where the session lives; None: there is none of this id, or it has expired."""
+    def home(self, endpoint: str, session: str, now_s: float, *, touch: bool = True) -> Home | None:
+        """Where the session lives; None: there is none of this id, or it has expired. `touch`: this is a use of it."""
         key = endpoint, session
         entry = self._homes.get(key)
         if entry is None:
             return None
         home, expires_s = entry
         if expires_s is not None and now_s >= expires_s:
-            del self._homes[key]
+            if touch:
+                del self._homes[key]
             return None
-        self._homes.move_to_end(key)
+        if touch:
+            self._homes.move_to_end(key)
         return home
 
     def forget(self, instance: str) -> None:

@@ -21,7 +21,7 @@ ENDPOINT = "support-bot"
 WHOLE = f"/endpoints/{ENDPOINT}/invocations"
 STREAM = f"/endpoints/{ENDPOINT}/invocations-response-stream"
 KEY_ID = "AKIDALICE0123456"
-SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+SECRET = "a-secret-that-the-tests-made-up-themselves"
 # Guards against what hangs.
 _PATIENCE_S = 15
 

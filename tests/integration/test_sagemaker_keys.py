@@ -8,7 +8,7 @@ import logging
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -212,6 +212,50 @@ async def test_a_client_that_waits_for_a_word_before_its_body_gets_one(serve: Se
         assert upstream.bodies == [b"body"]
 
 
+async def test_a_signature_makes_no_body_where_there_is_none(serve: Serve, access_keys: Path) -> None:
+    target = "/endpoints/support-bot/openai/v1/models/m"
+    async with FakeUpstream() as upstream, serve(upstream, **table(access_keys)) as app:
+        request = AWSRequest("GET", f"{app.url}{target}", {"Host": "router.test"})
+        SigV4Auth(Credentials(KEY_ID, SECRET), "sagemaker", "eu-west-1").add_auth(request)
+        async with RawClient(app.url) as client:
+            lines = [(name, value) for name, value in request.headers.items() if name != "Host"]
+            await client.send(head("GET", target, None, lines))
+            assert (await client.answer("GET")).status == 200
+        (call,) = upstream.calls
+        assert (call.target, call.header("content-length")) == ("/v1/models/m", None)
+
+
+async def test_bodies_whose_senders_are_not_known_yet_are_bounded(serve: Serve, access_keys: Path) -> None:
+    """A key's id is no secret: who knows one gets as far as sending a body, and no further."""
+    limits = {"max_body_bytes": 2_000_000}
+    body = LARGE + LARGE
+    async with FakeUpstream() as upstream, serve(upstream, limits=limits, **table(access_keys)) as app:
+        forged = [(n.replace("_", "-"), v) for n, v in signed(app.url, WHOLE, body, "a-wrong-secret").items()]
+        async with AsyncExitStack() as stack:
+            forgers = [await stack.enter_async_context(RawClient(app.url)) for _ in range(4)]
+            for client in forgers:
+                await client.send(head("POST", WHOLE, body, [*forged, ("Expect", "100-continue")]))
+                await client.reader.readuntil(b"\r\n\r\n")
+            status, name, _ = error_of(await post(app.url, WHOLE, body, **signed(app.url, WHOLE, body)))
+            assert (status, name) == (429, "ThrottlingException")
+            # What is not large is no danger, and goes on.
+            assert (await post(app.url, WHOLE, b"{}", **signed(app.url, WHOLE, b"{}"))).status == 200
+            await forgers[0].send(body)
+            assert error_of(await forgers[0].answer())[:2] == (403, "InvalidSignatureException")
+            assert (await post(app.url, WHOLE, body, **signed(app.url, WHOLE, body))).status == 200
+        assert upstream.bodies == [b"{}", body]
+
+
+async def test_presigned_signatures_reach_no_container(serve: Serve) -> None:
+    query = "a=b&X-Amz-Algorithm=AWS4-HMAC-SHA256&x-amz-security-token=TOKEN&X-Amz-Signature=00&c"
+    async with FakeUpstream() as upstream, serve(upstream) as app:
+        for path in (WHOLE, STREAM, CHAT):
+            assert (await post(app.url, f"{path}?{query}")).status == 200
+            assert (await post(app.url, f"{path}?X-Amz-Signature=00")).status == 200
+        assert {call.target.rpartition("?")[2] for call in upstream.calls if "?" in call.target} == {"a=b&c"}
+        assert sum("?" in call.target for call in upstream.calls) == 3
+
+
 async def test_without_a_signature_nobody_is_let_in_anywhere(serve: Serve, access_keys: Path) -> None:
     async with FakeUpstream() as upstream, serve(upstream, **table(access_keys)) as app:
         for path in (WHOLE, STREAM):
@@ -319,7 +363,7 @@ def test_one_name_has_one_set_of_limits_in_both_files(access_keys: Path, api_key
     api_keys.write_text(f"alice: {BEARER}\n")
     Security(settings, {}, clock=lambda: 0.0)
     api_keys.write_text(f"alice: {BEARER} in_flight=2\n")
-    with pytest.raises(ConfigError, match="alice has other limits there") as raised:
+    with pytest.raises(ConfigError, match="alice has other limits than in") as raised:
         Security(settings, {}, clock=lambda: 0.0)
     assert SECRET not in str(raised.value)
 

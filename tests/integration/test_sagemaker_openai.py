@@ -12,7 +12,7 @@ from prefixroute.app import App
 from prefixroute.demo.engine import EngineConfig
 from prefixroute.demo.server import ServerConfig, SimulatedServer
 from prefixroute.http.routes import is_engine_control, plain_path
-from prefixroute.testing import FakeUpstream
+from prefixroute.testing import Call, FakeUpstream
 from prefixroute.testing.upstream import json_answer
 from tests.integration.aws import Json, component, endpoint, endpoints, post, runtime, send, variant
 
@@ -152,7 +152,7 @@ async def test_errors_are_in_openais_dialect(serve: Serve) -> None:
         for unknown in (nobody, no_component):
             with pytest.raises(openai.BadRequestError) as refused:
                 await unknown.chat.completions.create(**ASKED)
-            assert (refused.value.code, refused.value.type) == ("unknown_endpoint", "invalid_request_error")
+            assert (refused.value.code, refused.value.type) == ("unknown_destination", "invalid_request_error")
         with pytest.raises(openai.APIStatusError) as too_large:
             await client.embeddings.create(model="m", input="x" * 20_000)
         assert (too_large.value.status_code, too_large.value.response.json()["error"]["code"]) == (
@@ -164,6 +164,21 @@ async def test_errors_are_in_openais_dialect(serve: Serve) -> None:
             await client.chat.completions.create(**ASKED)
         assert away.value.status_code in (502, 503)
         assert away.value.response.headers.get("x-amzn-errortype") is None
+
+
+@pytest.mark.parametrize("below", ["", "/inference-components/one"])
+async def test_a_redirect_stays_below_the_endpoint(serve: Serve, below: str) -> None:
+    async def redirects(call: Call) -> None:
+        location = call.target.rstrip("/")
+        if "whole" in call.target:
+            location = f"http://{call.header('host')}{location}"
+        await json_answer({}, status=307, headers=f"Location: {location}\r\n")(call)
+
+    async with FakeUpstream(redirects) as upstream, serve(upstream) as app:
+        base = f"/endpoints/x{below}/openai/v1"
+        for path in ("chat/completions", "whole"):
+            answer = await post(app.url, f"{base}/{path}/", b"{}")
+            assert (answer.status, answer.header("location")) == (307, f"{base}/{path}")
 
 
 TRICKS = [

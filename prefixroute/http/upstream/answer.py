@@ -142,6 +142,16 @@ class Answer:
                     self._wait(self._link)
                 self._link.resume_reading()
 
+    def doubt(self, limit_s: float | None) -> None:
+        """From now on it may be silent no longer than this; None: for as long as at first."""
+        link = self._link
+        if link is None or self._consume is None or self.is_paused:
+            return
+        if limit_s is None:
+            self._wait(link)
+        else:
+            link.patience.hurry(limit_s, "silent for gone_timeout_s ({:g} s), and nothing listens there any more")
+
     def close(self) -> None:
         """Lets go of it: an answer that was not received to its end costs the connection. Twice does nothing more."""
         link, self._link = self._link, None

@@ -103,11 +103,11 @@ class Upstream:
             self._limits = limits
             self.keep(())
 
-    def refused(self, name: str) -> None:
-        """Nothing listens at the instance's address: its answers under way may be silent no longer than that allows."""
+    def told(self, name: str, *, listens: bool) -> None:
+        """Whether something listens at the instance's address; if not, its answers under way must be heard of."""
         pool = self._pools.get(name)
-        if pool is not None and self._gone_timeout_s is not None:
-            pool.doubt(self._gone_timeout_s)
+        if pool is not None:
+            pool.doubt(None if listens else self._gone_timeout_s)
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets all instances but these."""

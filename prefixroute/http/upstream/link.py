@@ -180,12 +180,11 @@ class Link(asyncio.Protocol):
         self._tell(fault)
         self.abort()
 
-    def doubt(self, limit_s: float) -> None:
-        """Nothing listens where the instance was: a stream under way goes on only if it is heard of."""
-        answer = self._answer
+    def doubt(self, limit_s: float | None) -> None:
+        """Nothing listens where the instance was: an answer under way goes on only if it is heard of. None: it does."""
         # One that has not begun says nothing, however well it is: it may be computed to its end before.
-        if self._state is _BODY and answer is not None and not answer.is_paused and not self._is_uploading:
-            self.patience.hurry(limit_s, "silent for gone_timeout_s ({:g} s), and nothing listens there any more")
+        if self._answer is not None and not self._is_uploading:
+            self._answer.doubt(limit_s)
 
     def is_fit(self, now_s: float) -> bool:
         """Whether an idle connection may be used again: in time, and nothing came that nobody asked for."""

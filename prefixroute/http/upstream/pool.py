@@ -47,6 +47,7 @@ class Pool:
         """When the sweeper is due."""
         self._warming: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._is_doubted = False
 
     def take(self) -> Link | None:
         """A kept connection, if there is one that is still good."""
@@ -96,8 +97,11 @@ class Pool:
             keep_s = min(keep_s, link.keeping.timeout_s - _KEEP_ALIVE_MARGIN_S)
         self._keep(link, keep_s)
 
-    def doubt(self, limit_s: float) -> None:
-        """Nothing listens at the instance's address. Answers under way may be silent for so long at most."""
+    def doubt(self, limit_s: float | None) -> None:
+        """Nothing listens at the instance's address: answers under way may be silent for so long. None: it does."""
+        if limit_s is None and not self._is_doubted:
+            return
+        self._is_doubted = limit_s is not None
         for link in self._links:
             link.doubt(limit_s)
 

@@ -156,6 +156,14 @@ def head(headers: list[Header]) -> RequestHead:
         (b"http://gpu-a:8000.evil.example/", b"http://gpu-a:8000.evil.example/"),
         (b"http://gpu-b:8000/v1", b"http://gpu-b:8000/v1"),
         (b"ftp://gpu-a:8000/v1", b"ftp://gpu-a:8000/v1"),
+        (b"http://gpu-a:8000/base?a=b", b"/?a=b"),
+        (b"http://gpu-a:8000/base#c", b"/#c"),
+        (b"/base/v1", b"/v1"),
+        # What clients would take for another host.
+        (b"http://gpu-a:8000//evil.example/x", b"http://gpu-a:8000//evil.example/x"),
+        (b"http://gpu-a:8000/\\evil.example/x", b"http://gpu-a:8000/\\evil.example/x"),
+        (b"http://gpu-a:8000/base//evil.example", b"http://gpu-a:8000/base//evil.example"),
+        (b"//evil.example/x", b"//evil.example/x"),
         (b"/v1/models", b"/v1/models"),
         (b"models", b"models"),
         (b"", b""),
@@ -163,3 +171,9 @@ def head(headers: list[Header]) -> RequestHead:
 )
 def test_a_location_at_the_instance_leads_through_here(sent: bytes, told: bytes) -> None:
     assert local_location(sent, b"gpu-a:8000", b"/base") == told
+
+
+def test_a_location_leads_through_where_the_client_asked() -> None:
+    assert local_location(b"http://gpu-a/v1/x", b"gpu-a", b"", b"/endpoints/e/openai") == b"/endpoints/e/openai/v1/x"
+    assert local_location(b"/v1/x", b"gpu-a", b"", b"/endpoints/e/openai") == b"/endpoints/e/openai/v1/x"
+    assert local_location(b"http://gpu-b/v1/x", b"gpu-a", b"", b"/endpoints/e/openai") == b"http://gpu-b/v1/x"
