@@ -2,19 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 from prefixroute.app import App
+from prefixroute.core.fleet import State
 from prefixroute.testing import Call, FakeUpstream, RawClient
 from prefixroute.testing.client import head
 from prefixroute.testing.upstream import black_hole
 
 Serve = Callable[..., AbstractAsyncContextManager[App]]
 Finished = Callable[[], list[dict[str, Any]]]
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
 CHAT = "/v1/chat/completions"
@@ -236,3 +238,33 @@ async def test_who_still_says_something_or_has_not_begun_is_not_gone(serve: Serv
             assert (await streamed).body == b"more" * 25
             assert (await whole).body == b"late"
         assert [record["outcome"] for record in finished()] == ["ok", "ok"]
+
+
+async def test_an_instance_that_is_back_may_be_silent_again(serve: Serve, finished: Finished, until: Until) -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await call.send_chunk(b"half")
+        await go_on.wait()
+        await call.send_chunk(b"whole")
+        await call.send_chunk(b"")
+
+    async with FakeUpstream(script) as upstream:
+        async with (
+            serve(upstream, upstream={"gone_timeout_s": 2}, health={"interval_s": 0.02, "fall": 1, "rise": 1}) as app,
+            RawClient(app.url) as client,
+        ):
+            await client.send(head("POST", CHAT, BODY) + BODY)
+            await client.begin()
+            assert await client.chunk() == b"half"
+            state = app.router.fleet.state("gpu-0")
+            upstream.refuse()
+            await until(lambda: state.state is State.DOWN)
+            await upstream.start()
+            await until(lambda: state.state is State.UP)
+            # Longer than it would have had.
+            await asyncio.sleep(2.5)
+            go_on.set()
+            assert (await client.chunk(), await client.chunk()) == (b"whole", b"")
+        assert finished()[0]["outcome"] == "ok"
