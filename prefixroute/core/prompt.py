@@ -295,7 +295,8 @@ def _are_ids(shape: Api, fields: dict[str, Any]) -> bool:
     if shape is _GENERATE:
         # vLLM's `/inference/v1/generate`. With media, the ids alone do not say what is cached.
         ids = fields.get("token_ids")
-        return isinstance(ids, list) and bool(ids) and type(ids[0]) is int and not fields.get("features")
+        is_text = not fields.get("features") and not fields.get("image_data")
+        return is_text and isinstance(ids, list) and bool(ids) and type(ids[0]) is int
     prompt = fields.get("prompt") if shape is _COMPLETIONS else None
     # A list of texts is a batch; what is cut off is not in the engine's prompt.
     return isinstance(prompt, list) and not isinstance(prompt[0], str) and fields.get("truncate_prompt_tokens") is None

@@ -56,6 +56,15 @@ class Caller:
         self._refilled_s = 0.0
         self._mean_s = 1.0
 
+    def check(self, now_s: float) -> None:
+        """Whether a request might begin. Raises KeyLimitError as `take` would, and takes nothing."""
+        tokens, refilled_s = self._tokens, self._refilled_s
+        try:
+            self.take(now_s)
+        finally:
+            self._tokens, self._refilled_s = tokens, refilled_s
+        self.in_flight -= 1
+
     def take(self, now_s: float) -> None:
         """A request begins. Raises KeyLimitError, and then nothing was taken."""
         if self.max_in_flight is not None and self.in_flight >= self.max_in_flight:
@@ -187,6 +196,12 @@ class ApiKeys:
             elif caller is None:
                 caller = found
         return caller, kept
+
+    def check(self, name: str) -> None:
+        """Whether a caller's request might come, before it has proven that it is his. Raises KeyLimitError."""
+        caller = self._callers.get(name)
+        if caller is not None:
+            caller.check(self._clock())
 
     def enter_as(self, name: str, head: RequestHead) -> Visit:
         """A request comes whose caller has been found out. Raises UnauthorizedError, KeyLimitError."""

@@ -45,6 +45,10 @@ class Call(Protocol):
         """What passes the answer on, in the contract's form."""
         ...
 
+    def again(self) -> None:
+        """The request has waited: who may take it is looked at anew, as the configuration may have changed."""
+        ...
+
     def error(self, error: PrefixRouteError) -> PrefixRouteError:
         """What went wrong, as the contract has it."""
         ...

@@ -143,6 +143,9 @@ class Exchange:
             await self._shared.waiting.wait_change(until_s)
         finally:
             self._record.waited_s += self._shared.clock() - began_s
+        if self._ask.call is not None:
+            self._ask.call.again()
+            self._request = None
         # Whoever could not be reached may be back.
         self._tried.clear()
         self._n_attempts = 0

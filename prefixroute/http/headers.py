@@ -49,6 +49,8 @@ HOP_BY_HOP_OR_LENGTH = HOP_BY_HOP | {b"content-length"}
 # Printable ASCII without space, quotes and backslash: safe in a log line and in a header.
 _REQUEST_ID = re_compile(rb"[!#-&(-\[\]-~]{1,128}")
 _PREFIX_AWARE_ID = re_compile(rb"[!-~][ -~]{0,63}")
+# What clients take for a host, though it looks like a path.
+_OTHER_HOST = re_compile(rb"/[\x00-\x20]*[/\\]")
 _SHORT_TEXT = re_compile(rb"[\x20-\x7e]{1,256}")
 
 
@@ -101,12 +103,14 @@ def local_location(value: bytes, authority: bytes, base: bytes, prefix: bytes = 
         path = rest[len(authority) :]
     else:
         return value
-    if path[:1] not in (b"", b"/", b"?", b"#") or path[1:2] in (b"/", b"\\"):
-        return value  # a longer host, or another port; or what clients would take for a host
-    if base and path.startswith(base) and path[len(base) : len(base) + 1] in (b"", b"/", b"?", b"#"):
+    if path[:1] not in (b"", b"/", b"?", b"#"):
+        return value  # a longer host, or another port
+    if base:
+        if not path.startswith(base) or path[len(base) : len(base) + 1] not in (b"", b"/", b"?", b"#"):
+            return value  # where no request of ours leads
         path = path[len(base) :]
-        if path[1:2] in (b"/", b"\\"):
-            return value
+    if _OTHER_HOST.match(path):
+        return value
     return prefix + (path if path.startswith(b"/") else b"/" + path)
 
 

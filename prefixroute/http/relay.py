@@ -14,7 +14,7 @@ from prefixroute.http.headers import local_location, relayed, rendered, switched
 from prefixroute.http.response import RawResponse
 from prefixroute.http.transcript import Transcript
 from prefixroute.http.upstream import Answer
-from prefixroute.http.upstream.place import place_of
+from prefixroute.http.upstream.place import authority_and_base
 from prefixroute.http.usage import UsageWatch
 from prefixroute.record import AttemptOutcome, Outcome, RequestRecord
 
@@ -205,9 +205,9 @@ class Relay:
         """A Location of the instance's own, which its clients may not reach."""
         if header[0].lower() != b"location" or self._lease is None:
             return header
-        place = place_of(self._lease.instance.url)
+        authority, base = authority_and_base(self._lease.instance.url)
         prefix = b"" if self._ask.call is None else self._ask.call.prefix
-        return header[0], local_location(header[1], place.authority, place.base, prefix)
+        return header[0], local_location(header[1], authority, base, prefix)
 
     def _told(self) -> list[tuple[bytes, bytes]]:
         """What was decided, if answers tell."""

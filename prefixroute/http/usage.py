@@ -24,7 +24,7 @@ _MAX_COMPLETION_DIGITS = 9
 
 # What llama.cpp tells with the last event of a stream, also where nobody asks for its usage.
 _TIMINGS = re_compile(rb'"timings"\s*:\s*\{([^{}]*)\}')
-_TIMED = re_compile(rb'"(cache_n|prompt_n|predicted_n)"\s*:\s*(\d{1,9})')
+_TIMED = re_compile(rb'"(cache_n|prompt_n|predicted_n)"\s*:\s*(\d{1,9})(?!\d)')
 
 _LF = 0x0A
 _RESPONSE_ID = re_compile(rb'"id"\s*:\s*"(resp[^"\\]{1,200})"')
@@ -95,8 +95,9 @@ class UsageWatch:
     def _timed(self) -> dict[bytes, int]:
         """Tokens from the cache, computed and generated, as llama.cpp counts them; empty where it is not that."""
         last = self._last[-1] if len(self._last) == 1 else b"".join(self._last)
-        found = _TIMINGS.search(last) if b'"timings"' in last else None
-        return {} if found is None else {name: int(number) for name, number in _TIMED.findall(found[1])}
+        found = _TIMINGS.findall(last) if b'"timings"' in last else None
+        # Of each token, where that is asked for: the last one tells all.
+        return {name: int(number) for name, number in _TIMED.findall(found[-1])} if found else {}
 
     def _told_last(self) -> "_Told":
         told = self._told

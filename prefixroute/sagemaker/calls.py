@@ -1,5 +1,8 @@
 """Requests to endpoints, as containers get them."""
 
+from collections.abc import Callable
+from contextlib import suppress
+
 from prefixroute.core.fleet import Fleet, Instance
 from prefixroute.core.group import Group
 from prefixroute.core.lease import Lease
@@ -18,23 +21,32 @@ from prefixroute.http.response import RawResponse
 from prefixroute.http.upstream import Answer
 from prefixroute.record import RequestRecord
 from prefixroute.sagemaker.endpoints import Destination
-from prefixroute.sagemaker.errors import DependencyError, ModelError, ModelNotReadyError
+from prefixroute.sagemaker.errors import DependencyError, ModelError, ModelNotReadyError, UnknownDestinationError
 from prefixroute.sagemaker.relay import InvocationRelay, StreamRelay
 from prefixroute.sagemaker.sessions import Home, Sessions
+
+Find = Callable[[], Group | None]
 
 
 class OpenAICall:
     """A request on an endpoint's OpenAI path. Its answer is what the instance says.
 
-    `head`: for an instance. `prefix`: what stands before its target in the client's.
+    `head`: for an instance. `prefix`: what stands before its target in the client's. `find`: who may take it now; it
+    raises UnknownDestinationError where that is nobody's any more.
     """
 
     takes_interim = True
 
-    def __init__(self, head: RequestHead, destination: Destination, prefix: bytes) -> None:
+    def __init__(self, head: RequestHead, group: Group | None, prefix: bytes, find: Find) -> None:
         self.head = head
         self.prefix = prefix
-        self.group: Group | None = destination.group
+        self.group = group
+        self._find = find
+
+    def again(self) -> None:
+        """As `Call` has it."""
+        with suppress(UnknownDestinationError):
+            self.group = self._find()
 
     def relay(
         self,
@@ -56,7 +68,7 @@ class OpenAICall:
 class InvocationCall:
     """A request of InvokeEndpoint, or when `streaming` of InvokeEndpointWithResponseStream. `head`: for an instance.
 
-    `group`: who may take it, which a session may narrow.
+    `group`: who may take it, which a session may narrow. `find`: as of `OpenAICall`.
     """
 
     prefix = b""
@@ -70,6 +82,7 @@ class InvocationCall:
         endpoint: str,
         destination: Destination,
         group: Group | None,
+        find: Find,
         *,
         streaming: bool,
         sessions: Sessions,
@@ -81,9 +94,15 @@ class InvocationCall:
         self.streaming = streaming
         self.original_status = 0
         """Of the container's error, once that is known; it may break off."""
+        self._find = find
         self._endpoint = endpoint
         self._sessions = sessions
         self._fleet = fleet
+
+    def again(self) -> None:
+        """As `Call` has it."""
+        with suppress(UnknownDestinationError):
+            self.group = self._find()
 
     def relay(
         self,

@@ -65,8 +65,9 @@ class Endpoint:
     def __init__(self, settings: EndpointSettings, make_rule: MakeRule, earlier: "Endpoint | None") -> None:
         self.settings = settings
         self._variants = {v.variant_name: v for v in settings.production_variants}
-        self._names = list(self._variants)
-        self._shares = list(accumulate(v.initial_variant_weight for v in settings.production_variants))
+        weighed = [v for v in settings.production_variants if v.initial_variant_weight]
+        self._names = [v.variant_name for v in weighed]
+        self._shares = list(accumulate(v.initial_variant_weight for v in weighed))
         before: Mapping[tuple[str | None, str | None], _Part] = {} if earlier is None else earlier._parts
         self._parts: dict[tuple[str | None, str | None], _Part] = {}
         for variant in settings.production_variants:

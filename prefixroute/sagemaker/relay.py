@@ -68,7 +68,7 @@ class InvocationRelay(Relay):
 
     def _start(self) -> None:
         answer = self._answer
-        headers = [*self._passed_on(answer), *self._added()]
+        headers = [*map(self._followed, self._passed_on(answer)), *self._added()]
         self._response.start(answer.status, answer.reason, headers, with_next=answer.has_more)
 
     def _passed_on(self, answer: Answer) -> RawHeaders:
@@ -97,13 +97,12 @@ class InvocationRelay(Relay):
         """The container's error, as an error of the endpoint."""
         answer, record = self._answer, self._record
         self._call.original_status = answer.status
-        body = await answer.whole(_MAX_ERROR_BYTES)
+        body = await answer.start(_MAX_ERROR_BYTES)
         error: PrefixRouteError
         if answer.status == 503 and not self._call.streaming and self._call.is_not_ready(record.upstream):
             error = ModelNotReadyError("the container is not ready yet")
         else:
-            text = "(an error longer than can be shown)" if body is None else body.decode("utf-8", "replace")
-            error = ModelError(answer.status, text)
+            error = ModelError(answer.status, body.decode("utf-8", "replace"))
         record.status, record.error = error.status, error.code
         headers = error_headers(Dialect.SAGEMAKER, error.status, self._ask.request_id, error)
         headers += [self._variant(), *self._told()]

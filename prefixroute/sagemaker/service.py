@@ -89,6 +89,7 @@ class SageMaker:
             raise missing_authentication(head.target)
         came_s = self._wall_clock()
         claim = verifier.check_head(signature, head.headers, came_s)
+        keys.check(claim.key.name)
         body = b""
         if arrival.content is not None or arrival.whole is not None:
             body = arrival.whole = await self._unproven_body(arrival, limits)
@@ -132,12 +133,15 @@ class SageMaker:
         if found["openai"] is not None:
             fields = read_fields(head.headers, streaming=False)
             component = found["component"] or fields.inference_component
+            if fields.inference_component not in (None, component):
+                raise RequestError("the path and X-Amzn-SageMaker-Inference-Component name two inference components")
             destination = self.endpoints.destination(endpoint, fields.target_variant, component, rng)
             asked = _with(head, found["openai"] + mark + query, _for_instance(head.headers))
             # Whoever reads it must read the same: servers resolve dots, and signatures are of what is resolved.
             if not _DOTLESS.fullmatch(found["openai"]) or not f"{asked.path}/".startswith("/v1/"):
                 raise RequestError("the path must be written plainly: /endpoints/NAME/openai/v1/…, without '..'")
-            return OpenAICall(asked, destination, path[: found.start("openai")].encode("utf-8", "surrogateescape"))
+            prefix = path[: found.start("openai")].encode("utf-8", "surrogateescape")
+            return OpenAICall(asked, destination.group, prefix, partial(self._group, endpoint, destination))
         operation = found["operation"]
         if operation not in ("invocations", "invocations-response-stream"):
             raise UnsupportedOperationError(
@@ -157,10 +161,15 @@ class SageMaker:
             endpoint,
             destination,
             group,
+            partial(self._group, endpoint, destination) if group is destination.group else lambda: group,
             streaming=streaming,
             sessions=self.sessions,
             fleet=self._fleet,
         )
+
+    def _group(self, endpoint: str, destination: Destination) -> Group | None:
+        """Who may take a request now that was for this destination."""
+        return self.endpoints.destination(endpoint, destination.variant, destination.component, self._rng).group
 
     def _destination(
         self, endpoint: str, fields: InvocationFields, rng: Random, *, dry: bool

@@ -80,7 +80,9 @@ class ServerProcess:
         self.port = port
         self.log = folder / f"{name}-{port}.log"
         self._command = command
-        self._environ = {**os.environ, **(environ or {})}
+        # Ours are settings to our command: it refuses those of this suite, and would obey those of whoever runs it.
+        others = {name: value for name, value in os.environ.items() if not name.startswith("PREFIXROUTE_")}
+        self._environ = {**others, **(environ or {})}
         self._keeper = keeper
         self._health_path = health_path
         self._process: subprocess.Popen[bytes] | None = None

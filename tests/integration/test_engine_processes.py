@@ -63,6 +63,19 @@ def test_a_server_that_ends_says_why(keeper: Keeper, tmp_path: Path) -> None:
     server.kill()
 
 
+def test_a_server_is_not_told_of_this_suites_own_variables(
+    keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command `prefixroute` is one such server, and refuses what is no setting."""
+    monkeypatch.setenv("PREFIXROUTE_TEST_ENGINES", "1")
+    code = "import os, sys; sys.exit(f'told: {[name for name in os.environ if name.startswith(\"PREFIXROUTE\")]}')"
+    server = ServerProcess("told", [sys.executable, "-c", code], port=free_ports(1)[0], keeper=keeper, folder=tmp_path)
+    server.start()
+    with pytest.raises(RuntimeError, match=r"told: \[\]"):
+        server.wait_ready(60.0)
+    server.kill()
+
+
 def test_no_server_outlives_who_started_it(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None

@@ -92,7 +92,7 @@ async def test_an_error_of_the_container_is_a_model_error(
         (b"", ""),
         (b"\xff\x00", "�\x00"),
         (b"x" * 5_000, "x" * 2_048),
-        (b"x" * 500_000, "(an error longer than can be shown)"),
+        (b"x" * 500_000, "x" * 2_048),
     ],
     ids=["nothing", "no-text", "long", "endless"],
 )

@@ -246,6 +246,17 @@ async def test_bodies_whose_senders_are_not_known_yet_are_bounded(serve: Serve, 
         assert upstream.bodies == [b"{}", body]
 
 
+async def test_a_key_at_its_limit_is_told_so_before_its_body(serve: Serve, access_keys: Path) -> None:
+    access_keys.write_text(f"alice: {KEY_ID} {SECRET} requests_per_minute=1\n")
+    async with FakeUpstream() as upstream, serve(upstream, **table(access_keys)) as app, RawClient(app.url) as client:
+        lines = [(n.replace("_", "-"), v) for n, v in signed(app.url, WHOLE, b"body").items()]
+        await client.send(head("POST", WHOLE, b"body", lines) + b"body")
+        assert (await client.answer()).status == 200
+        await client.send(head("POST", WHOLE, b"body", [*lines, ("Expect", "100-continue")]))
+        answer = await client.answer()
+        assert (answer.status, answer.interim, answer.header("retry-after")) == (429, (), "60")
+
+
 async def test_presigned_signatures_reach_no_container(serve: Serve) -> None:
     query = "a=b&X-Amz-Algorithm=AWS4-HMAC-SHA256&x-amz-security-token=TOKEN&X-Amz-Signature=00&c"
     async with FakeUpstream() as upstream, serve(upstream) as app:

@@ -1,5 +1,6 @@
 """SageMaker's routing strategies but PREFIX_AWARE, through a running router, each beside what would nearly be it."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from tests.integration.stand import (
     Until,
     aware,
     chat,
+    component,
     endpoint,
     pinned,
     request,
@@ -249,6 +251,27 @@ async def test_each_variant_has_its_own_rule_and_prefixes(stand: StandWith) -> N
         await s.hold(f"on-{home}")
         assert await s.send("bot", b"p", target="aware") == home
         assert await s.send("bot", b"p", target="by-load") != home
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_request_that_waits_goes_where_the_configuration_says_by_then(stand: StandWith, path: str) -> None:
+    async with stand(endpoint("bot", variant("all", 0)), n=2, limits={"wait_for_instance_s": 60}) as s:
+        s.app.router.fleet.drain("gpu-0")
+        asked = asyncio.create_task(s.send("bot", chat("x"), path=path))
+        await s.until(lambda: len(s.app.parts.waiting) == 1)
+        s.configure(endpoint("bot", variant("all", 1)))
+        assert await asked == 1
+
+
+async def test_a_request_names_one_inference_component(stand: StandWith) -> None:
+    two = endpoint("bot", variant(), components=[component("one", ("m", 0)), component("two", ("m", 1))])
+    async with stand(two, n=2) as s, RawClient(s.app.url) as client:
+        target, body = f"/endpoints/bot/inference-components/one/{OPENAI}", chat("x")
+        for named, status in (("one", 200), ("two", 400)):
+            line = ("X-Amzn-SageMaker-Inference-Component", named)
+            answer = await client.request("POST", target, body, [("Content-Type", "application/json"), line])
+            assert answer.status == status
+        assert [len(fake.calls) for fake in s.fakes] == [1, 0]
 
 
 async def test_without_endpoints_any_name_means_the_fleet_by_its_own_rule(serve: Serve) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prefixroute.errors import UpstreamBrokenError
@@ -109,21 +110,24 @@ class Answer:
 
     async def whole(self, max_bytes: int) -> bytes | None:
         """The whole body, read as `pour` does; None when it is longer than `max_bytes`."""
+        start = await self.start(max_bytes + 1)
+        return start if len(start) <= max_bytes else None
+
+    async def start(self, max_bytes: int) -> bytes:
+        """As much of the body, read as `pour` does."""
         pieces: list[bytes] = []
         n_bytes = 0
 
-        def take(piece: bytes, is_last: bool, chunks: bytes | None) -> None:  # noqa: ARG001  as pieces are handed over
+        def take(piece: bytes, is_last: bool, _chunks: bytes | None) -> None:
             nonlocal n_bytes
             n_bytes += len(piece)
-            if n_bytes > max_bytes:
-                raise _TooLongError
             pieces.append(piece)
+            if n_bytes >= max_bytes and not is_last:
+                raise _EnoughError
 
-        try:
+        with suppress(_EnoughError):
             await self.pour(take)
-        except _TooLongError:
-            return None
-        return b"".join(pieces)
+        return b"".join(pieces)[:max_bytes]
 
     def pause(self) -> None:
         """Who consumes is slow: nothing more for now. That is not the instance's silence."""
@@ -219,5 +223,5 @@ class Answer:
         link.patience.wait(self._idle_timeout_s, "silent for idle_timeout_s ({:g} s)")
 
 
-class _TooLongError(Exception):
-    """The body is longer than wanted."""
+class _EnoughError(Exception):
+    """More of the body than is wanted."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from ssl import SSLContext
+from weakref import WeakSet
 
 from prefixroute.core.fleet import Instance
 from prefixroute.http.upstream.answer import Answer, Interim
@@ -42,6 +43,8 @@ class Upstream:
         self._authorizations = _authorizations(api_keys or {})
         self._tls = dict(tls or {})
         self._pools: dict[str, Pool] = {}
+        # Whose answers still go on, by instance name.
+        self._retired: dict[str, WeakSet[Pool]] = {}
 
     async def send(
         self, instance: Instance, request: UpstreamRequest, *, fresh: bool = False, on_interim: Interim | None = None
@@ -106,8 +109,9 @@ class Upstream:
     def told(self, name: str, *, listens: bool) -> None:
         """Whether something listens at the instance's address; if not, its answers under way must be heard of."""
         pool = self._pools.get(name)
-        if pool is not None:
-            pool.doubt(None if listens else self._gone_timeout_s)
+        pools = [*self._retired.get(name, ()), *(() if pool is None else (pool,))]
+        for one in pools:
+            one.doubt(None if listens else self._gone_timeout_s)
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets all instances but these."""
@@ -119,6 +123,8 @@ class Upstream:
         pool = self._pools.pop(name, None)
         if pool is not None:
             pool.retire()
+            self._retired = {old: pools for old, pools in self._retired.items() if pools}
+            self._retired.setdefault(name, WeakSet()).add(pool)
 
     async def close(self) -> None:
         """Closes all connections."""

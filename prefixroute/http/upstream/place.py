@@ -21,6 +21,8 @@ from prefixroute.names import Names
 _NEXT_ADDRESS_S = 0.25
 # A unix socket whose backlog is full says so at once, where TCP would wait.
 _BACKLOG_PAUSE_S = 0.02
+# Servers behind sockets have only one, and HTTP wants a Host.
+_ANY_NAME = b"localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +45,29 @@ class Place:
 def place_of(url: str, tls: ssl.SSLContext | None = None, server_name: str | None = None) -> Place:
     """`url`: as the configuration spells it. `tls`: for https; None: the machine's own authorities, verified."""
     if url.startswith("unix:"):
-        # A name of any kind: servers behind sockets have only one, and HTTP wants a Host.
-        return Place("", 0, url.removeprefix("unix:"), b"", b"localhost", None, None, True)
+        return Place("", 0, url.removeprefix("unix:"), b"", _ANY_NAME, None, None, True)
     parts = urlsplit(url)
+    authority, base = authority_and_base(url)
     host, port = instance_address(url)
     tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
     return Place(
         host,
         port,
         None,
-        parts.path.encode("ascii"),
-        parts.netloc.encode("ascii"),
+        base,
+        authority,
         tls,
         (server_name or host) if tls is not None else None,
         _is_literal(host),
     )
+
+
+def authority_and_base(url: str) -> tuple[bytes, bytes]:
+    """What requests to an instance name as Host, and what they have in front of every path."""
+    if url.startswith("unix:"):
+        return _ANY_NAME, b""
+    parts = urlsplit(url)
+    return parts.netloc.encode("ascii"), parts.path.encode("ascii")
 
 
 def _is_literal(host: str) -> bool:

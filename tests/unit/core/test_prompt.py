@@ -616,6 +616,7 @@ def test_a_body_of_very_many_items_is_not_parsed(api: Api, start: bytes, item: b
         ({"token_ids": [1, 2, 3]}, True),
         ({"token_ids": [1, 2, 3], "prompt": "not looked at"}, True),
         ({"token_ids": [1, 2, 3], "features": {"mm_hashes": {}}}, False),
+        ({"token_ids": [1, 2, 3], "image_data": ["aa"]}, False),
         ({"token_ids": [], "prompt": "x"}, False),
         ({"token_ids": [[1], [2]]}, False),
         ({"token_ids": "123"}, False),

@@ -144,14 +144,13 @@ def head(headers: list[Header]) -> RequestHead:
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (b"http://gpu-a:8000/v1/models?a=b#c", b"/v1/models?a=b#c"),
-        (b"https://GPU-A:8000/v1", b"/v1"),
-        (b"http://gpu-a:8000", b"/"),
-        (b"http://gpu-a:8000?a=b", b"/?a=b"),
+        (b"http://gpu-a:8000/base/v1/models?a=b#c", b"/v1/models?a=b#c"),
+        (b"https://GPU-A:8000/base/v1", b"/v1"),
         (b"http://gpu-a:8000/base/v1", b"/v1"),
         (b"http://gpu-a:8000/base", b"/"),
-        (b"http://gpu-a:8000/baseless", b"/baseless"),
         # Elsewhere, or no address at all.
+        (b"http://gpu-a:8000/baseless", b"http://gpu-a:8000/baseless"),
+        (b"http://gpu-a:8000", b"http://gpu-a:8000"),
         (b"http://gpu-a:80001/v1", b"http://gpu-a:80001/v1"),
         (b"http://gpu-a:8000.evil.example/", b"http://gpu-a:8000.evil.example/"),
         (b"http://gpu-b:8000/v1", b"http://gpu-b:8000/v1"),
@@ -160,8 +159,8 @@ def head(headers: list[Header]) -> RequestHead:
         (b"http://gpu-a:8000/base#c", b"/#c"),
         (b"/base/v1", b"/v1"),
         # What clients would take for another host.
-        (b"http://gpu-a:8000//evil.example/x", b"http://gpu-a:8000//evil.example/x"),
-        (b"http://gpu-a:8000/\\evil.example/x", b"http://gpu-a:8000/\\evil.example/x"),
+        (b"http://gpu-a:8000/base/\t/evil.example", b"http://gpu-a:8000/base/\t/evil.example"),
+        (b"http://gpu-a:8000/base/\\evil.example/x", b"http://gpu-a:8000/base/\\evil.example/x"),
         (b"http://gpu-a:8000/base//evil.example", b"http://gpu-a:8000/base//evil.example"),
         (b"//evil.example/x", b"//evil.example/x"),
         (b"/v1/models", b"/v1/models"),
@@ -176,4 +175,7 @@ def test_a_location_at_the_instance_leads_through_here(sent: bytes, told: bytes)
 def test_a_location_leads_through_where_the_client_asked() -> None:
     assert local_location(b"http://gpu-a/v1/x", b"gpu-a", b"", b"/endpoints/e/openai") == b"/endpoints/e/openai/v1/x"
     assert local_location(b"/v1/x", b"gpu-a", b"", b"/endpoints/e/openai") == b"/endpoints/e/openai/v1/x"
+    assert local_location(b"http://gpu-a", b"gpu-a", b"") == b"/"
+    assert local_location(b"http://gpu-a?a=b", b"gpu-a", b"") == b"/?a=b"
+    assert local_location(b"http://gpu-a//evil/x", b"gpu-a", b"") == b"http://gpu-a//evil/x"
     assert local_location(b"http://gpu-b/v1/x", b"gpu-a", b"", b"/endpoints/e/openai") == b"http://gpu-b/v1/x"

@@ -117,6 +117,8 @@ def test_timings_of_llama_cpp_tell_where_usage_does_not(pieces: list[bytes]) -> 
         ([TIMINGS, b"data: {" + CHAT_USAGE + b"}\n\n"], (64, 100)),
         ([b'{"text":"\\"timings\\": {\\"cache_n\\": 1, \\"prompt_n\\": 2}"}'], None),
         ([b'"timings":{"cache_n":41}'], None),
+        ([b'"timings":{"cache_n":123456789012,"prompt_n":1}'], None),
+        ([TIMINGS.replace(b'"cache_n":41', b'"cache_n":7'), TIMINGS], (41, 42)),
         ([b'"timings":null,"cache_n":41,"prompt_n":1'], None),
     ],
 )
