@@ -150,6 +150,22 @@ def test_a_file_of_keys_is_read_by_a_check(tmp_path: Path) -> None:
     assert problems(access_keys_file="folder/") == ["access_keys_file: must be the path of a file"]
 
 
+def test_a_name_has_one_set_of_limits_in_both_files(tmp_path: Path) -> None:
+    """Else a start would fail on what a check had found right."""
+    (tmp_path / "keys").write_text("bot: sk-nobodys-key-0123456789 in_flight=3\n")
+    (tmp_path / "access").write_text(f"bot: {KEYS}")
+    for file in tmp_path.iterdir():
+        file.chmod(0o600)
+    overrides = {
+        "listen": {"api_keys_file": f"{tmp_path}/keys"},
+        "sagemaker": {"access_keys_file": f"{tmp_path}/access"},
+    }
+    with pytest.raises(ConfigError, match="bot has other limits than in"):
+        load_settings(None, environ={}, overrides=overrides)
+    (tmp_path / "access").write_text(f"bot: {KEYS.strip()} in_flight=3\n")
+    load_settings(None, environ={}, overrides=overrides)
+
+
 def test_access_keys_are_keys_to_the_limits_for_each(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(KEYS)
     limits = {"limits": {"per_key_in_flight": 1}}
