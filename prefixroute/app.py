@@ -278,7 +278,9 @@ class App:
 
     def _status(self) -> str:
         n = len(self.settings.fleet.instances)
-        return f"{self.settings.routing.strategy} over {n} instance{'s' if n != 1 else ''}"
+        endpoints = len(self.settings.sagemaker.endpoints)
+        also = f", {endpoints} endpoint{'s' if endpoints != 1 else ''} of their own" if endpoints else ""
+        return f"{self.settings.routing.strategy} over {n} instance{'s' if n != 1 else ''}{also}"
 
     async def _stay_open(self) -> None:
         """Takes requests a while longer: balancers need to find out that it is not ready, and stop sending any."""

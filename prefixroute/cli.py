@@ -173,6 +173,14 @@ def check(urls: UrlArgument = None, config: ConfigOption = None) -> None:
     check_settings(settings)
     n = len(settings.fleet.instances)
     typer.echo(f"ok: {settings.routing.strategy} over {n} instance{'s' if n != 1 else ''}")
+    for endpoint in settings.sagemaker.endpoints:
+        for variant in endpoint.production_variants:
+            members = ", ".join(variant.instances or ("all instances",))
+            rule = variant.routing_config.routing_strategy
+            typer.echo(f"    endpoint {endpoint.endpoint_name}, {variant.variant_name}: {rule} over {members}")
+        for component in endpoint.inference_components:
+            servers = ", ".join(copy.server for copy in component.copies)
+            typer.echo(f"    endpoint {endpoint.endpoint_name}, {component.inference_component_name}: on {servers}")
 
 
 def _settings(config: Path | None, urls: list[str] | None, options: dict[tuple[str, str], Any]) -> Any:

@@ -87,7 +87,7 @@ class Endpoint:
         if self.settings.inference_components:
             raise UnknownDestinationError(
                 "this endpoint has inference components, and the request must name one of them "
-                "(X-Amzn-SageMaker-Inference-Component)"
+                "(X-Amzn-SageMaker-Inference-Component, or /endpoints/NAME/inference-components/COMPONENT/openai/v1)"
             )
         if variant is None:
             (variant,) = rng.choices(self._names, cum_weights=self._shares)

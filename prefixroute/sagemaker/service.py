@@ -25,9 +25,11 @@ from prefixroute.sagemaker.fields import NEW_SESSION, InvocationFields, check_en
 from prefixroute.sagemaker.sessions import Sessions
 from prefixroute.sagemaker.sigv4 import Verifier, missing_authentication, read_signature
 
-# What proves to AWS who asks and tells it how; none of an instance's business.
-_SIGNING = frozenset(
+# What proves to AWS who asks and tells it how; none of an instance's business. SageMaker's bearer tokens are made of
+# credentials of an AWS account.
+_CREDENTIALS = frozenset(
     {
+        b"authorization",
         b"x-amz-date",
         b"x-amz-security-token",
         b"x-amz-content-sha256",
@@ -202,11 +204,8 @@ def _for_instance(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     kept = []
     for header in headers:
         name = header[0].lower()
-        if name in _SIGNING:
-            continue
-        if name == b"authorization" and header[1].lstrip()[:3].upper() == b"AWS":
-            continue
-        kept.append(header)
+        if name not in _CREDENTIALS:
+            kept.append(header)
     return kept
 
 

@@ -137,6 +137,28 @@ def refused(ran: Ran, line: str) -> None:
     assert ran == Ran(2, "", f"prefixroute: {line}\n")
 
 
+def test_a_check_says_which_endpoints_there_are(shell: Shell) -> None:
+    config = shell.file(
+        """
+fleet: {instances: [{url: 'http://10.0.0.1:1', name: gpu-a}, {url: 'http://10.0.0.1:2', name: gpu-b}]}
+sagemaker:
+  endpoints:
+    - EndpointName: bot
+      ProductionVariants: [{VariantName: all}, {VariantName: one, Instances: [gpu-b]}]
+      InferenceComponents: [{InferenceComponentName: lora, VariantName: all, Copies: [{Instance: m, Server: gpu-a}]}]
+"""
+    )
+    said = shell.run("check", "--config", config)
+    assert said == Ran(
+        0,
+        "ok: expected_latency over 2 instances\n"
+        "    endpoint bot, all: RANDOM over all instances\n"
+        "    endpoint bot, one: RANDOM over gpu-b\n"
+        "    endpoint bot, lora: on gpu-a\n",
+        "",
+    )
+
+
 def test_a_check_says_what_would_run(shell: Shell) -> None:
     assert shell.run("check", URLS[0]) == Ran(0, "ok: expected_latency over 1 instance\n", "")
     config = shell.file(
