@@ -86,14 +86,18 @@ async def run(
     servers = vllm[:2]
     router = before(servers, strategy=request.param, instance={"kv_events": "auto"}, tokenizer=exact_tokens())
     async with router as app, client() as session:
-        await hear_clears(servers, session)
+        await hear_clears(servers, session, app)
         yield Run(app, session, records)
 
 
-async def hear_clears(servers: list[VllmServer], session: aiohttp.ClientSession) -> None:
-    """A clear that nobody has heard of yet is told with the next request of each."""
+async def hear_clears(servers: list[VllmServer], session: aiohttp.ClientSession, app: App) -> None:
+    """A clear that nobody has heard of yet is told with the next request of each, and heard a moment later."""
+    exact = app.exact
+    assert exact is not None
     for server in servers:
         await cached_of(session, server, [7] * 3)
+    slots = [instance.slot for instance in app.router.fleet.instances]
+    await wait_until(lambda: not any(map(exact.n_blocks, slots)), SETTLE_S)
 
 
 async def cached_of(session: aiohttp.ClientSession, server: VllmServer, prompt: list[int]) -> int:
@@ -145,7 +149,7 @@ async def test_the_index_is_what_engines_hold(vllm: list[VllmServer], tell: Call
     agreed, hits, removed = 0, 0, 0
     router = before(servers, strategy="kv_aware", instance={"kv_events": "auto"}, tokenizer=exact_tokens())
     async with router as app, client() as session:
-        await hear_clears(servers, session)
+        await hear_clears(servers, session, app)
         exact = app.exact
         assert exact is not None
         prompts = [[rng.randrange(100, 8_000) for _ in range(3_000)]]

@@ -14,6 +14,7 @@ import pytest
 
 from prefixroute import prober
 from prefixroute.app import App
+from prefixroute.core.fleet import State
 from tests.engines.engine_facts import n_running
 from tests.engines.load import client, words
 from tests.engines.routers import before, exact_tokens, wait_until_trusted
@@ -207,8 +208,12 @@ async def test_an_engine_that_ends_in_mid_stream(
             assert how_routed == ("cut" if hung else how_direct)
             assert how_routed in ("done", "cut")
             if how_routed == "done":
-                # The engine says that it did not finish.
-                assert reasons(text_routed) == reasons(text_direct) == ["abort"]
+                # The engine says that it did not finish: by the reason, or by an error in place of one.
+                assert reasons(text_routed) == reasons(text_direct)
+                assert reasons(text_routed) == ["abort"] or b'"error"' in text_routed, text_routed[-500:]
+            # Until its port closes or its health check fails, vLLM answers 500 without its engine, as it does directly.
+            leaving_state = app.router.fleet.state("gpu-0")
+            await wait_until(lambda: leaving_state.state is not State.UP, PATIENCE_S)
             for _ in range(4):
                 await complete(session, app.url, words(Random(2), 100))
         finally:
