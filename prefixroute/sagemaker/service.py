@@ -122,28 +122,17 @@ class SageMaker:
 
     def call(self, head: RequestHead, *, dry: bool = False) -> Call:
         """As `Contract` has it. `dry`: nothing is noted, as nothing will be asked."""
-        path, mark, query = (head.origin or "/").partition("?")
+        path, _, query = (head.origin or "/").partition("?")
         if _SIGNING_QUERY in query.lower():
             query = "&".join(part for part in query.split("&") if not part.lower().startswith(_SIGNING_QUERY))
-            mark = mark if query else ""
         found = ENDPOINT_PATH.fullmatch(path)
         if found is None:
             raise RequestError("the path must be written plainly: /endpoints/NAME/invocations, without escapes")
+        check_endpoint_name(found["endpoint"])
         rng = Random() if dry else self._rng
-        endpoint = found["endpoint"]
-        check_endpoint_name(endpoint)
+        query = f"?{query}" if query else ""
         if found["openai"] is not None:
-            fields = read_fields(head.headers, streaming=False)
-            component = found["component"] or fields.inference_component
-            if fields.inference_component not in (None, component):
-                raise RequestError("the path and X-Amzn-SageMaker-Inference-Component name two inference components")
-            destination = self.endpoints.destination(endpoint, fields.target_variant, component, rng)
-            asked = _with(head, found["openai"] + mark + query, _for_instance(head.headers))
-            # Whoever reads it must read the same: servers resolve dots, and signatures are of what is resolved.
-            if not _DOTLESS.fullmatch(found["openai"]) or not f"{asked.path}/".startswith("/v1/"):
-                raise RequestError("the path must be written plainly: /endpoints/NAME/openai/v1/…, without '..'")
-            prefix = path[: found.start("openai")].encode("utf-8", "surrogateescape")
-            return OpenAICall(asked, destination.group, prefix, partial(self._group, endpoint, destination))
+            return self._openai(head, found, query, rng)
         operation = found["operation"]
         if operation not in ("invocations", "invocations-response-stream"):
             raise UnsupportedOperationError(
@@ -151,7 +140,26 @@ class SageMaker:
             )
         if head.method != "POST":
             raise MethodError("endpoints are invoked with POST", "POST")
-        streaming = operation == "invocations-response-stream"
+        return self._invocation(head, found, query, rng, dry=dry)
+
+    def _openai(self, head: RequestHead, found: re.Match[str], query: str, rng: Random) -> OpenAICall:
+        endpoint, path = found["endpoint"], found["openai"]
+        fields = read_fields(head.headers, streaming=False)
+        component = found["component"] or fields.inference_component
+        if fields.inference_component not in (None, component):
+            raise RequestError("the path and X-Amzn-SageMaker-Inference-Component name two inference components")
+        destination = self.endpoints.destination(endpoint, fields.target_variant, component, rng)
+        asked = _with(head, path + query, _for_instance(head.headers))
+        # Whoever reads it must read the same: servers resolve dots, and signatures are of what is resolved.
+        if not _DOTLESS.fullmatch(path) or not f"{asked.path}/".startswith("/v1/"):
+            raise RequestError("the path must be written plainly: /endpoints/NAME/openai/v1/…, without '..'")
+        prefix = found.string[: found.start("openai")].encode("utf-8", "surrogateescape")
+        return OpenAICall(asked, destination.group, prefix, partial(self._group, endpoint, destination))
+
+    def _invocation(
+        self, head: RequestHead, found: re.Match[str], query: str, rng: Random, *, dry: bool
+    ) -> InvocationCall:
+        endpoint, streaming = found["endpoint"], found["operation"] != "invocations"
         fields = read_fields(head.headers, streaming=streaming)
         destination, group = self._destination(endpoint, fields, rng, dry=dry)
         # Frames and errors are made of what can be read.
@@ -159,10 +167,11 @@ class SageMaker:
         if streaming:
             headers = _asking_as_streams_do(headers)
         return InvocationCall(
-            _with(head, "/invocations" + mark + query, headers),
+            _with(head, f"/invocations{query}", headers),
             endpoint,
             destination,
             group,
+            # A session's state is nowhere else, whatever the configuration says by then.
             partial(self._group, endpoint, destination) if group is destination.group else lambda: group,
             streaming=streaming,
             sessions=self.sessions,
