@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prefixroute.core.blocks import BYTES_PER_TOKEN
 from prefixroute.core.content import n_key_tokens
@@ -13,7 +14,6 @@ from prefixroute.core.router import Router
 from prefixroute.core.tokens import ExactTokens
 from prefixroute.http.arrival import Arrival, RequestHead
 from prefixroute.http.body import BodyLimits, check_length, expect_continue, read_whole, stream
-from prefixroute.http.contract import Call
 from prefixroute.http.decisions import Decisions
 from prefixroute.http.headers import (
     asks_for_websocket,
@@ -32,6 +32,9 @@ from prefixroute.http.upstream import Upstream, UpstreamRequest
 from prefixroute.http.waiting import WaitingRoom
 from prefixroute.metrics import MAX_LABEL_CHARS, OTHER
 from prefixroute.record import RequestRecord
+
+if TYPE_CHECKING:
+    from prefixroute.http.contract import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Ask:
     """What the first piece with a token in it holds; None: any piece of a body has one."""
     token_ids: bytes | None = None
     """The engine's own ids of the prompt, four bytes each; None: not known, the prompt's key stands for it."""
-    call: Call | None = None
+    call: "Call | None" = None
     """Of another contract, whose request it is."""
 
     @property
@@ -94,7 +97,7 @@ async def read_ask(
     limits: BodyLimits,
     session_header: bytes,
     head: RequestHead,
-    call: Call | None = None,
+    call: "Call | None" = None,
     tenant: bytes = b"",
     exact_tokens: ExactTokens | None = None,
 ) -> Ask:

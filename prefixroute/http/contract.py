@@ -4,54 +4,56 @@ Routes whose `is_endpoint` is set are of the contract. Everything between asking
 repeating an attempt, is the proxy's own.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
 
 from prefixroute.core.group import Group
 from prefixroute.core.lease import Lease
-from prefixroute.errors import PrefixRouteError
+from prefixroute.errors import PrefixRouteError, RequestError
 from prefixroute.http.arrival import Arrival, RequestHead
+from prefixroute.http.ask import Ask, Exchanges
 from prefixroute.http.auth import Visit
 from prefixroute.http.body import BodyLimits
+from prefixroute.http.relay import Relay
 from prefixroute.http.response import RawResponse
 from prefixroute.http.upstream import Answer
 from prefixroute.record import RequestRecord
 
-if TYPE_CHECKING:
-    from prefixroute.http.ask import Ask, Exchanges
-    from prefixroute.http.relay import Relay
+MakeRelay = Callable[[Exchanges, Ask, RawResponse, RequestRecord, Answer, Lease | None], Relay]
+Find = Callable[[], Group | None]
 
 
-class Call(Protocol):
-    """One request of the contract."""
+class Call:
+    """One request of the contract; as it stands here, its answer is what the instance says.
 
-    head: RequestHead
-    """As an instance gets it: its target, and its headers."""
-    group: Group | None
-    """Who may take it; None: any instance."""
-    prefix: bytes
-    """What the client's path has in front of the instance's, where the rest of them is alike; else empty."""
-    takes_interim: bool
+    `head`: as an instance gets it. `group`: who may take it; None: any instance. `find`: says so again, later; raises
+    RequestError where that is nobody's any more. `prefix`: what the client's path has in front of the instance's, where
+    the rest of them is alike; else empty.
+    """
+
+    takes_interim = True
     """Whether its clients know what to do with answers ahead of the answer (1xx)."""
 
-    def relay(
-        self,
-        shared: "Exchanges",
-        ask: "Ask",
-        response: RawResponse,
-        record: RequestRecord,
-        answer: Answer,
-        lease: Lease | None,
-    ) -> "Relay":
+    def __init__(self, head: RequestHead, group: Group | None, find: Find, prefix: bytes = b"") -> None:
+        self.head = head
+        self.group = group
+        self.prefix = prefix
+        self._find = find
+
+    @property
+    def relay(self) -> MakeRelay:
         """What passes the answer on, in the contract's form."""
-        ...
+        return Relay
 
     def again(self) -> None:
         """The request has waited: who may take it is looked at anew, as the configuration may have changed."""
-        ...
+        with suppress(RequestError):
+            self.group = self._find()
 
     def error(self, error: PrefixRouteError) -> PrefixRouteError:
         """What went wrong, as the contract has it."""
-        ...
+        return error
 
 
 class Contract(Protocol):

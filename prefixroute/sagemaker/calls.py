@@ -1,11 +1,9 @@
 """Requests to endpoints, as containers get them."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 
 from prefixroute.core.fleet import Fleet, Instance
 from prefixroute.core.group import Group
-from prefixroute.core.lease import Lease
 from prefixroute.errors import (
     NoInstanceError,
     PrefixRouteError,
@@ -15,63 +13,18 @@ from prefixroute.errors import (
     UpstreamUntrustedError,
 )
 from prefixroute.http.arrival import RequestHead
-from prefixroute.http.ask import Ask, Exchanges
-from prefixroute.http.relay import Relay
-from prefixroute.http.response import RawResponse
-from prefixroute.http.upstream import Answer
-from prefixroute.record import RequestRecord
+from prefixroute.http.contract import Call, Find, MakeRelay
 from prefixroute.sagemaker.endpoints import Destination
-from prefixroute.sagemaker.errors import DependencyError, ModelError, ModelNotReadyError, UnknownDestinationError
+from prefixroute.sagemaker.errors import DependencyError, ModelError, ModelNotReadyError
 from prefixroute.sagemaker.relay import InvocationRelay, StreamRelay
 from prefixroute.sagemaker.sessions import Home, Sessions
 
-Find = Callable[[], Group | None]
 
-
-class OpenAICall:
-    """A request on an endpoint's OpenAI path. Its answer is what the instance says.
-
-    `head`: for an instance. `prefix`: what stands before its target in the client's. `find`: who may take it now; it
-    raises UnknownDestinationError where that is nobody's any more.
-    """
-
-    takes_interim = True
-
-    def __init__(self, head: RequestHead, group: Group | None, prefix: bytes, find: Find) -> None:
-        self.head = head
-        self.prefix = prefix
-        self.group = group
-        self._find = find
-
-    def again(self) -> None:
-        """As `Call` has it."""
-        with suppress(UnknownDestinationError):
-            self.group = self._find()
-
-    def relay(
-        self,
-        shared: Exchanges,
-        ask: Ask,
-        response: RawResponse,
-        record: RequestRecord,
-        answer: Answer,
-        lease: Lease | None,
-    ) -> Relay:
-        """As `Call` has it."""
-        return Relay(shared, ask, response, record, answer, lease)
-
-    def error(self, error: PrefixRouteError) -> PrefixRouteError:
-        """As `Call` has it."""
-        return error
-
-
-class InvocationCall:
+class InvocationCall(Call):
     """A request of InvokeEndpoint, or when `streaming` of InvokeEndpointWithResponseStream. `head`: for an instance.
 
-    `group`: who may take it, which a session may narrow. `find`: as of `OpenAICall`.
+    `group`: who may take it, which a session may narrow. `find`: as of `Call`.
     """
-
-    prefix = b""
 
     # AWS's SDKs take the first head that comes for the answer's, unless it is 100.
     takes_interim = False
@@ -88,34 +41,19 @@ class InvocationCall:
         sessions: Sessions,
         fleet: Fleet,
     ) -> None:
-        self.head = head
-        self.group = group
+        super().__init__(head, group, find)
         self.destination = destination
         self.streaming = streaming
         self.original_status = 0
         """Of the container's error, once that is known; it may break off."""
-        self._find = find
         self._endpoint = endpoint
         self._sessions = sessions
         self._fleet = fleet
 
-    def again(self) -> None:
+    @property
+    def relay(self) -> MakeRelay:
         """As `Call` has it."""
-        with suppress(UnknownDestinationError):
-            self.group = self._find()
-
-    def relay(
-        self,
-        shared: Exchanges,
-        ask: Ask,
-        response: RawResponse,
-        record: RequestRecord,
-        answer: Answer,
-        lease: Lease | None,
-    ) -> Relay:
-        """As `Call` has it."""
-        make = StreamRelay if self.streaming else InvocationRelay
-        return make(self, shared, ask, response, record, answer, lease)
+        return partial(StreamRelay if self.streaming else InvocationRelay, self)
 
     def error(self, error: PrefixRouteError) -> PrefixRouteError:
         """As `Call` has it. Once a stream has begun, its errors are others: see `StreamRelay`."""

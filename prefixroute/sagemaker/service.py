@@ -18,7 +18,7 @@ from prefixroute.http.body import BodyLimits, check_length, expect_continue, rea
 from prefixroute.http.contract import Call
 from prefixroute.http.headers import RawHeaders
 from prefixroute.http.routes import ENDPOINT_PATH
-from prefixroute.sagemaker.calls import InvocationCall, OpenAICall
+from prefixroute.sagemaker.calls import InvocationCall
 from prefixroute.sagemaker.endpoints import Destination, Endpoints
 from prefixroute.sagemaker.errors import UnknownDestinationError, UnsupportedOperationError
 from prefixroute.sagemaker.fields import NEW_SESSION, InvocationFields, check_endpoint_name, read_fields
@@ -142,7 +142,7 @@ class SageMaker:
             raise MethodError("endpoints are invoked with POST", "POST")
         return self._invocation(head, found, query, rng, dry=dry)
 
-    def _openai(self, head: RequestHead, found: re.Match[str], query: str, rng: Random) -> OpenAICall:
+    def _openai(self, head: RequestHead, found: re.Match[str], query: str, rng: Random) -> Call:
         endpoint, path = found["endpoint"], found["openai"]
         fields = read_fields(head.headers, streaming=False)
         component = found["component"] or fields.inference_component
@@ -154,7 +154,7 @@ class SageMaker:
         if not _DOTLESS.fullmatch(path) or not f"{asked.path}/".startswith("/v1/"):
             raise RequestError("the path must be written plainly: /endpoints/NAME/openai/v1/…, without '..'")
         prefix = found.string[: found.start("openai")].encode("utf-8", "surrogateescape")
-        return OpenAICall(asked, destination.group, prefix, partial(self._group, endpoint, destination))
+        return Call(asked, destination.group, partial(self._group, endpoint, destination), prefix)
 
     def _invocation(
         self, head: RequestHead, found: re.Match[str], query: str, rng: Random, *, dry: bool
