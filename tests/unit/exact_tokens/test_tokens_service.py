@@ -47,10 +47,13 @@ async def running(
     """Exact tokens whose workers are ready; a generous budget unless given."""
     options = {"budget_s": PATIENCE_S, "verify": False, "restart_s": 0.0, **options}
     tokens = ExactTokens(Options(str(directory), library="tokenizers", check_every=check_every), **options)
+    # Counted: two may be ready in one turn of the loop.
+    loads = asyncio.Semaphore(0)
+    tokens.on_loaded = loads.release
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         task = tasks.create_task(tokens.run())
         for _ in range(n_loaded):
-            await loaded(tokens)
+            await loads.acquire()
         yield tokens
         task.cancel()
 
